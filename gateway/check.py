@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.metrics import wrong_metrics
 from gateway.mounts import Mounts
+from gateway.observability.telemetry import MISSING, is_installed
 from gateway.registry import adapters, backend_class
 from gateway.storage.row_files import is_writable
 
@@ -43,6 +45,8 @@ def read_file(
     """
     config, problems, source = examine_file(path)
     config = change(config)
+    if offline:  # the state file is on the machine that serves
+        config = replace(config, server=replace(config.server, state_file=None))
     skipped = [str(path[0]) for path, _ in problems if path]
     problems += problems_of(config, offline=offline, insecure=insecure, skipped=skipped)
     if problems:
@@ -83,6 +87,8 @@ def problems_of(
         reached = f"server.host {config.server.host}: other machines can reach this address"
         what_to_do = "set keys_env (or pass --keys-env NAME) or keys_file, or pass --insecure"
         yield Problem(("server", "host"), f"{reached}; {what_to_do}")
+    if config.telemetry is not None and not is_installed() and not offline:
+        yield Problem(("telemetry",), f"telemetry: {MISSING}")
     if not offline:
         yield from _machine(config)
 
@@ -181,9 +187,22 @@ def _machine(config: Config) -> Iterator[Problem]:
     if server.export is not None and not is_writable(Path(server.export.folder).absolute()):
         text = f"server.export: the folder '{server.export.folder}' cannot be written to"
         yield Problem(("server", "export", "folder"), text)
+    yield from _usage(config)
     try:
         with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
             probe.bind((server.host, 0))
     except OSError as error:
         text = f"server.host: cannot listen on {server.host}: {error.strerror}"
         yield Problem(("server", "host"), text)
+
+
+def _usage(config: Config) -> Iterator[Problem]:
+    if (settings := config.usage) is None:
+        return
+    database, waiting = settings.resolved(config.server)
+    if settings.is_postgres and find_spec("psycopg") is None:
+        text = "usage.database: PostgreSQL needs psycopg: pip install 'interlingua[postgres]'"
+        yield Problem(("usage", "database"), text)
+    folder = (Path(waiting) if settings.is_postgres else Path(database)).absolute().parent
+    if not is_writable(folder):
+        yield Problem(("usage", "database"), f"usage.database: the folder '{folder}' cannot be written to")

@@ -9,12 +9,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 
-from backends.base import Backend, Health, WaitsForEngine
+from backends.base import Backend, Capabilities, Health, WaitsForEngine
 from gateway.access.keys import Keys
 from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, Ticket, estimated_tokens, limits_file, rules_for
@@ -23,9 +22,10 @@ from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
-from gateway.experiments.experiments import Experiments
+from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.observability.metrics import Metrics
+from gateway.observability.telemetry import Traces
 from gateway.rollout.ramps import Ramps
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
@@ -35,9 +35,6 @@ from gateway.usage.ledger import Ledger
 from schemas.catalog import Catalog, Change, RequestCounts
 from schemas.errors import BackendUnavailable, Forbidden
 from schemas.ir import Embed, Generate, Request
-
-if TYPE_CHECKING:
-    from gateway.rollout.full_report import FullReport
 
 log = structlog.get_logger()
 
@@ -82,18 +79,21 @@ class Service:
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
         slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
+        self.traces: Traces | None = None
         self.exporter = Exporter.of(config.server.export, lambda rows: self.metrics.export_lost.add((), rows))
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
         self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
         self._counts: dict[str, RequestCounts] = {}
         # "loading" until the first check: a request in the first second waits instead of being refused.
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
+        self._capabilities: list[Capabilities] = []
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config)
-        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, _figures(config, folder))
-        self._ramps = Ramps(self._live, self.experiments, self._can_answer)
+        figures = figures_folder(config, folder)
+        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, figures)
+        self.ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
 
@@ -192,17 +192,6 @@ class Service:
         await self._live.change(change, self._health, generating(self.backends))
         self.refresh()
         log.info("endpoint.changed", model=change.endpoint, action=change.action)
-
-    def report(self, endpoint: str) -> FullReport:
-        """The report of an endpoint's experiment over all workers, with its ramp.
-
-        Raises:
-            schemas.errors.ModelNotFound: the endpoint has none.
-        """
-        from gateway.rollout.full_report import FullReport  # imports NumPy, which few gateways need
-
-        history = self.experiments.of(endpoint).history()
-        return FullReport.of(self.experiments.report(endpoint), self._ramps.report(endpoint), history)
 
     async def reset(self, endpoint: str) -> None:
         """Have the figures of an endpoint's experiment begin anew, on all workers.
@@ -344,15 +333,16 @@ class Service:
         await self._live.settle(self._health)
         self.refresh()
         self._stop_arms()
-        if self._is_changeable and await self._ramps.move():
+        if self._is_changeable and await self.ramps.move():
             self.refresh()
         # A backend whose start failed is not asked: the error of its start is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
         self.metrics.note_health(health)
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
-        # older. The catalog is made anew only when a state has changed.
-        if health != self._health:
-            self._health = health
+        # older. The catalog is made anew only when a state, or what a backend can do, has changed.
+        capabilities = [backend.capabilities for backend in self.backends.values()]
+        if health != self._health or capabilities != self._capabilities:
+            self._health, self._capabilities = health, capabilities
             self.catalog = self._catalog()
             self._warn_of_mixed_arms()
 
@@ -387,13 +377,6 @@ class Service:
         limit = self.limits.max_concurrent_requests
         default = self.config.server.default
         return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
-
-
-def _figures(config: Config, folder: Path | None) -> Path | None:
-    """Where the figures of experiments are kept: beside the state file, so that they last; else with the workers."""
-    if config.server.state_file is not None:
-        return Path(f"{config.server.state_file}.experiments")
-    return folder / "experiments" if folder is not None else None
 
 
 async def _healthy(name: str, backend: Backend) -> Health:

@@ -200,7 +200,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for one vector per input."""
+    """A request for one vector per input; `flow` is as in `Generate`."""
 
     id: str
     model: str
@@ -209,6 +209,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
     lora_adapter: str | None = None
     encoding: Literal["float", "base64"] = "float"
     dimensions: int | None = None
+    flow: str = ""
     user: str | None = None
     client_request_id: str | None = None
     extra: dict[str, Any] = {}

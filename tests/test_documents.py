@@ -26,6 +26,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {
     "## `[server]`": config.ServerSection,
     "## `[usage]`": config.UsageSection,
     "## `[server.limits]`": config.Limits,
+    "## `[telemetry]`": config.Telemetry,
     "## `[endpoints.NAME]`": config.Endpoint,
     "Of `served_entities`:": config.ServedEntity,
     "Of `experiment`:": config.Experiment,

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -153,10 +154,11 @@ def lock(extras: Collection[str] = GATEWAY | {"engine"}) -> Iterator[str]:
         yield f"{name}=={version} --hash=sha256:{hashes['sha256']}"
 
 
+_COMMANDS: dict[str, Callable[[], Iterator[str]]] = {
+    "licences": licences,
+    "lock": lock,
+    "lock-gateway": partial(lock, GATEWAY),
+}
+
 if __name__ == "__main__":
-    _COMMANDS: dict[str, Callable[[], Iterator[str]]] = {
-        "licences": licences,
-        "lock": lock,
-        "lock-gateway": lambda: lock(GATEWAY),
-    }
     sys.stdout.write("\n".join(_COMMANDS[sys.argv[1]]()) + "\n")

@@ -12,7 +12,7 @@ from adapters.databricks.dialects import Dialect
 from adapters.databricks.turns import check_turns
 from adapters.openai.inbound.checks import missing, refused
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
-from adapters.openai.inbound.embeddings import read_embed
+from adapters.openai.pooling.embeddings import read_embed
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from schemas import databricks as wire
 from schemas.errors import InvalidRequest

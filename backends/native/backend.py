@@ -22,15 +22,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.base import Capabilities, EngineCommand, EngineState, Feature, Health
+from backends.base import Capabilities, EngineCommand, EngineState, Health
 from backends.native import embedding, scoring
 from backends.native.answer import Answer
+from backends.native.capabilities import capabilities, with_lora_adapters
 from backends.native.checkpoints import reference
 from backends.native.classification import Head, read_head
 from backends.native.client.engine_client import EngineClient
 from backends.native.client.engine_process import EngineProcess, engine_command
 from backends.native.client.inflight import Diverged
 from backends.native.client.transports import Connect, in_process, over_socket
+from backends.native.controls import Controls
 from backends.native.grammar.grammar import GrammarCheck
 from backends.native.import_lock import with_import_lock
 from backends.native.model_files import check_sizes
@@ -52,19 +54,6 @@ from schemas.scores import Score, Scores
 
 _MAX_ATTEMPTS = 3
 """At a non-streamed request, if engines die and the next engines' tokens differ."""
-_FEATURES = frozenset(
-    {
-        Feature.TOKEN_PROMPTS,
-        Feature.LOGPROBS,
-        Feature.TOP_LOGPROBS,
-        Feature.PROMPT_LOGPROBS,
-        Feature.LOGIT_BIAS,
-        Feature.MIN_P,
-        Feature.BEST_OF,
-        Feature.WATERMARK,
-        Feature.TRUNCATION,
-    }
-)
 
 
 class NativeBackend:
@@ -105,6 +94,8 @@ class NativeBackend:
             hung_after=self._options.hung_after,
             reconnect_timeout=self._options.reconnect_timeout,
         )
+        self._client.on_ready = self._describe
+        self.controls = Controls(self._client, self._options)
 
     @staticmethod
     def engine_command(options: Mapping[str, Any], socket: Path) -> EngineCommand | None:
@@ -147,7 +138,7 @@ class NativeBackend:
                 self._images = await asyncio.to_thread(
                     with_import_lock, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
-            self.capabilities = _capabilities(text, ready, self._head, grammars=grammars is not None)
+            self.capabilities = capabilities(text, ready, self._head, grammars=grammars is not None)
             self._started = True
         # A cancelled start, too, must not leave an engine process behind.
         except BaseException:
@@ -156,6 +147,7 @@ class NativeBackend:
 
     async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Generate; closing the generator frees the engine's sequences within a step."""
+        self.controls.rouse()
         text, ready = self._require_started()
         family = text.form.of_answer(to_chat=any(isinstance(prompt, ChatPrompt) for prompt in as_asked(request)))
         # The grammar is checked before the prompts are encoded and images fetched: a bad one costs nothing more.
@@ -217,11 +209,13 @@ class NativeBackend:
 
     async def embed(self, request: Embed) -> Embeddings:
         """One vector per input, as the checkpoint's folder defines them; by default the mean of the hidden states."""
+        self.controls.rouse()
         text, ready = self._require_started()
         return await embedding.embed(request, self._client, text, ready, self._recipe)
 
     async def score(self, request: Score) -> Scores:
         """The scores of pairs or texts, by the model's classification head or else by the cosine of embeddings."""
+        self.controls.rouse()
         text, ready = self._require_started()
         if self._head is not None:
             return await scoring.classify(request, self._client, text, ready, self._head)
@@ -317,6 +311,11 @@ class NativeBackend:
         """Let requests fail at once when the engine ends: whoever would start the next one is gone."""
         self._client.expect_no_engine()
 
+    def _describe(self, ready: Ready) -> None:
+        """Follow a change of the engine: its LoRA adapters may have been loaded or unloaded."""
+        if self._started and ready.lora_adapters != self.capabilities.lora_adapters:
+            self.capabilities = with_lora_adapters(self.capabilities, ready.lora_adapters)
+
     def _make_connect(self) -> Connect:
         """Choose the transport to the engine; a process of our own is prepared, but not started."""
         options = self._options
@@ -358,30 +357,3 @@ def _read_folder(model: str) -> tuple[Head | None, Recipe]:
         return head, (None if head else read_recipe(model)) or PLAIN
     except (RecipeError, ValueError) as error:
         raise BackendUnavailable(str(error)) from None
-
-
-def _capabilities(text: TextCodec, ready: Ready, head: Head | None, *, grammars: bool) -> Capabilities:
-    optional = {
-        Feature.CHAT: text.has_template,
-        Feature.TEMPLATE_OPTIONS: text.has_template,
-        Feature.GRAMMAR: grammars,
-        Feature.BAD_WORDS: grammars,
-        Feature.TOOLS: text.can_call,
-        Feature.IMAGES: ready.images,
-        Feature.LORA: bool(ready.lora_adapters),
-        Feature.SUFFIX: text.can_infill,
-    }
-    return Capabilities(
-        features=_FEATURES | {feature for feature, supported in optional.items() if supported},
-        generates=ready.generates,
-        embeddings=ready.embedding_size > 0,
-        scoring=scoring.scoring_of(ready, head),
-        tokenize=True,
-        context_length=ready.context_length,
-        vocab_size=ready.vocab_size,
-        tokenizer=text.vocabulary.digest,
-        tokenizer_info=text.info,
-        dtype=ready.dtype,
-        device=ready.device,
-        lora_adapters=ready.lora_adapters,
-    )

@@ -70,7 +70,15 @@ async def embed(
     lora = request.lora_adapter or ""
     # The sequence number is set in `_batch`, once it is reserved. `max_new_tokens` is 0: nothing is generated.
     submits = [
-        Submit(0, ids, 0, pool=True, unpooled=unpooled if isinstance(given, TextPrompt) else 0, lora_adapter=lora)
+        Submit(
+            0,
+            ids,
+            0,
+            pool=True,
+            unpooled=unpooled if isinstance(given, TextPrompt) else 0,
+            lora_adapter=lora,
+            flow=request.flow,
+        )
         for given, ids in zip(request.inputs, inputs, strict=True)
     ]
     made = await vectors(submits, client)

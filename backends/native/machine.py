@@ -54,6 +54,12 @@ def keep_freed_memory() -> bool:
     return _mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK) and _mallopt(_M_TRIM_THRESHOLD, _MAX_KEPT)
 
 
+def return_freed_memory() -> bool:
+    """Return all freed memory to the system now; False if the system does not support it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None  # glibc's
+    return bool(trim and trim(0))
+
+
 def return_large_blocks() -> bool:
     """Make malloc return image-sized blocks to the system when they are freed; False if the system does not support it.
 

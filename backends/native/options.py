@@ -37,6 +37,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         heartbeat: seconds between pings to the engine.
         hung_after: seconds without a sign of life after which the engine is killed; while it loads, ten times as many.
         reconnect_timeout: seconds that requests wait for the next engine after a crash.
+        wake: whether a request wakes a sleeping model, and waits for it as for the next engine, or only an operator.
         warm_engine: keep a second engine process that has done its imports and takes over when the engine ends.
     """
 
@@ -50,6 +51,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     hung_after: float = 30.0
     reconnect_timeout: float = 30.0
     warm_engine: bool = False
+    wake: Literal["manual", "on_request"] = "manual"
 
     def __post_init__(self) -> None:
         """Refuse unknown formats."""
@@ -91,3 +93,5 @@ def problems_of(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str
         yield ("kind",), "native models need the engine: pip install 'interlingua[engine]'"
     if options.images.folder is not None and not Path(options.images.folder).is_dir():
         yield ("images", "folder"), f"there is no folder {options.images.folder}"
+    if options.lora_folder and not Path(options.lora_folder).is_dir():
+        yield ("lora_folder",), f"there is no folder {options.lora_folder}"

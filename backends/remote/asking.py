@@ -1,11 +1,12 @@
 """One attempt at an answer: sends a request to the server, and reads its whole answer or the beginning of a stream.
 
-Whoever listens (`backends.observation`) is told of each attempt: when it is sent, what came back, how it ended.
+Each attempt is reported to its observer (`backends.observation`): when it is sent, what came back, how it ended.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -13,10 +14,35 @@ from adapters.base import ClientCodec, Outbound, Reply
 from backends.observation import Attempt, Upstream, attempt
 from backends.remote.breaker import Breaker
 from backends.remote.event_stream import EventStream
-from backends.remote.spoken import error_of
 from backends.transport import Exchanger, Response
-from schemas.errors import BackendFailed, Fault, UnsupportedOperation
-from schemas.ir import Events, Generate
+from schemas.errors import BackendFailed, Fault, GatewayError, UnsupportedOperation
+from schemas.ir import Embed, Events, Generate
+from schemas.origin import Relay
+
+_BYTES_PER_TOKEN = 4
+_MOST_PROMPT_TOKENS = 8192
+"""Longer bodies are mostly images, whose bytes are no text."""
+_USUAL_ANSWER = 256
+"""Tokens of an answer without `max_tokens`."""
+
+
+class Spoken(NamedTuple):
+    """A protocol that a server speaks: its client codec, the path below the URL where it does, and the model's name
+    in requests where none is configured (None: the endpoint's own).
+    """
+
+    codec: ClientCodec
+    prefix: str = ""
+    model: str | None = None
+
+
+def addressed(outbound: Outbound, request: Generate | Embed | Relay, prefix: str = "") -> Outbound:
+    """The request with its path below the URL, and with what its place in the line depends on."""
+    tokens = min(len(outbound.body) // _BYTES_PER_TOKEN + 1, _MOST_PROMPT_TOKENS)
+    if isinstance(request, Generate):
+        choices = len(request.prompts) * (request.best_of or request.n)
+        tokens += choices * (request.stopping.max_new_tokens or _USUAL_ANSWER)
+    return replace(outbound, path=prefix + outbound.path, flow=request.flow, tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,7 +102,7 @@ class Asking:
                 self._breaker.record_status(reply.status)
                 if absent is not None and reply.status in (404, 405, 501):
                     raise absent
-                raise error_of(self._codec, reply)
+                raise _error_of(self._codec, reply)
         except BaseException as error:
             observed.end(error)
             raise
@@ -109,7 +135,7 @@ class Asking:
         if response.status != 200:
             # Errors of a status have no fault: this is where the breaker counts them.
             self._breaker.record_status(response.status)
-            raise error_of(codec, await response.reply(deadline))
+            raise _error_of(codec, await response.reply(deadline))
         # The media type decides, not the request alone: errors and servers without streaming answer with JSON.
         if request.stream and response.media_type == "text/event-stream":
             stream = EventStream(response, codec.decoder(request), self._idle)
@@ -123,3 +149,14 @@ class Asking:
 
 def _traced(outbound: Outbound, observed: Attempt) -> Outbound:
     return replace(outbound, trace=observed.headers) if observed.headers else outbound
+
+
+def _error_of(codec: ClientCodec, reply: Reply) -> GatewayError:
+    """The error of a reply with an error status.
+
+    401 and 403 are about the gateway's key: the client can do nothing about them and must not take them for its own.
+    """
+    if reply.status in (401, 403):
+        # No `fault`: not retried, since the same key would be refused again.
+        return BackendFailed("The backend refused the gateway's key.", code="upstream_unauthorized")
+    return codec.error(reply)

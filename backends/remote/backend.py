@@ -20,7 +20,7 @@ from adapters.base import ClientCodec, EmbeddingCodec, Outbound, RelayCodec
 from backends.base import Capabilities, Feature, Health
 from backends.observation import Upstream, retried
 from backends.prompts import as_asked
-from backends.remote.asking import Asking, Opened
+from backends.remote.asking import Asking, Opened, Spoken, addressed
 from backends.remote.breaker import Breaker
 from backends.remote.connect import Connected, connect
 from backends.remote.diagnosis import Diagnosis
@@ -28,7 +28,6 @@ from backends.remote.health_check import HealthCheck
 from backends.remote.id_source import id_source, marked
 from backends.remote.options import RemoteOptions
 from backends.remote.retry import Retrier
-from backends.remote.spoken import Spoken
 from backends.transport import split_url
 from backends.transport.url import port_of
 from backends.truncation import shorter_requests
@@ -177,7 +176,7 @@ class RemoteBackend:
         if codec is None:
             raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
         request = self._with_remote_model(request)
-        outbound = codec.encode_embed(request)
+        outbound = addressed(codec.encode_embed(request), request)
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
         try:
             reply = await self._retrier.run(partial(self._started.fetch, outbound, request.model, deadline), deadline)
@@ -195,7 +194,7 @@ class RemoteBackend:
         """
         codec = self._relay
         assert codec is not None  # `capabilities.relays` is empty
-        outbound = codec.encode_relay(self._with_remote_model(request))
+        outbound = addressed(codec.encode_relay(self._with_remote_model(request)), request)
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
         # A path or a model that the server does not have: servers do not tell the two apart in one way.
         absent = UnsupportedOperation(
@@ -355,7 +354,7 @@ class RemoteBackend:
                 # The first codec is the most expressive, so its refusal names what is really missing.
                 refusal = refusal or error
                 continue
-            return codec, msgspec.structs.replace(outbound, path=prefix + outbound.path) if prefix else outbound
+            return codec, addressed(outbound, request, prefix)
         assert refusal is not None
         raise refusal
 

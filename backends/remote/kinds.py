@@ -19,10 +19,10 @@ from adapters import tgi as _tgi
 from adapters import triton as _triton
 from adapters.base import Adapter, ClientCodec, EmbeddingCodec, RelayCodec
 from backends.base import Feature
+from backends.remote.asking import Spoken
 from backends.remote.backend import RemoteBackend
 from backends.remote.connect import problems_of
 from backends.remote.options import RemoteOptions
-from backends.remote.spoken import Spoken
 
 SPOKEN_BY = dict.fromkeys(
     ("vllm", "sglang", "llama.cpp", "llama-server", "ollama", "azure", "lmdeploy", "litellm", "groq", "mistral"),

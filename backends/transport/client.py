@@ -117,7 +117,7 @@ class Transport:
         return self._send(self._serialize(request), deadline, request)
 
     async def _send(self, data: bytes, deadline: float | None, request: Outbound) -> Response:
-        connection = await self.pool.acquire(deadline)
+        connection = await self.pool.acquire(deadline, request.flow, request.tokens)
         try:
             connection.send(data)
             try:
@@ -130,7 +130,7 @@ class Transport:
                 # The keep-alive race. The replacement may be fresh or idle; if that fails as well, it is an error.
                 # The dead connection needs no release: `connection_lost` has freed its slot.
                 self.pool.close_idle()
-                connection = await self.pool.acquire(deadline)
+                connection = await self.pool.acquire(deadline, request.flow, request.tokens)
                 connection.send(data)
                 await connection.receive_head(deadline)
             response: Response = _DirectResponse(connection, self._limits)

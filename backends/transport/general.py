@@ -24,6 +24,7 @@ from backends.transport.limits import TransportLimits
 from backends.transport.redirects import redirected_to
 from backends.transport.response import Response
 from backends.transport.url import FIXED_HEADERS, check_headers, split_url, target_of
+from backends.transport.waiting_line import WaitingLine
 from schemas.errors import (
     BackendFailed,
     BackendTimeout,
@@ -87,7 +88,11 @@ class GeneralTransport:
             proxy=httpx.Proxy(proxy, ssl_context=_proxy_context(proxy)) if proxy else None,
             uds=unix_socket,
         )
+        # Of HTTP/2, each connection has many exchanges, and httpcore has them wait for one.
+        self._most = limits.connections + (limits.waiting if http2 else 0)
+        self._most_waiting = 0 if http2 else limits.waiting
         self._running = 0
+        self._waiting = WaitingLine[None](limits, lambda _: self._leave())
         self._ending: set[asyncio.Task[None]] = set()  # the event loop holds weak references only
 
     async def exchange(self, request: Outbound, deadline: float | None = None) -> Response:
@@ -113,8 +118,6 @@ class GeneralTransport:
         await self._http.aclose()
 
     async def _send(self, request: Outbound, url: str, deadline: float | None) -> Response:
-        if self._running >= self._limits.connections + self._limits.waiting:
-            raise Overloaded("The backend's queue is full.", retry_after=1.0)
         content = None if request.method == "GET" else request.body
         sent = httpx.Request(
             request.method,
@@ -129,7 +132,7 @@ class GeneralTransport:
             begun.set()
 
         sent.extensions["trace"] = note_begin
-        self._running += 1
+        await self._enter(request, deadline)
         # A task of its own: httpcore loses a connection whose request is cancelled between its assignment and its use.
         asking = asyncio.ensure_future(self._http.handle_async_request(sent))
         try:
@@ -150,6 +153,20 @@ class GeneralTransport:
                 raise
         return response
 
+    async def _enter(self, request: Outbound, deadline: float | None) -> None:
+        """Wait until an exchange may begin; `_leave` must follow it."""
+        if self._running < self._most:  # then nobody waits
+            self._running += 1
+        elif len(self._waiting) >= self._most_waiting:
+            raise Overloaded("The backend's queue is full.", retry_after=1.0)
+        else:
+            await self._waiting.wait(self._waiting.join(request.flow, request.tokens), deadline)
+
+    def _leave(self) -> None:
+        """Pass the right to run on."""
+        if not self._waiting.serve(None):
+            self._running -= 1
+
     def _end(self, ending: Coroutine[Any, Any, None]) -> None:
         """Give a connection back, which awaits, without making the caller wait."""
         task = asyncio.ensure_future(ending)
@@ -157,7 +174,7 @@ class GeneralTransport:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running -= 1
+        self._leave()
         self._ending.discard(task)
 
 

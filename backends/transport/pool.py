@@ -4,7 +4,7 @@ Strategy:
 - Idle connections are reused last in, first out. The one used last is the least likely to have been closed by the
   upstream, and those that a burst needed grow old and are closed. A connection idle for longer than `keep_alive` is not
   reused: the upstream may close it while the request is on its way.
-- Requests wait first in, first out, in a bounded queue, each until its own deadline.
+- Requests wait in a bounded line, in which keys take turns, each until its own deadline.
 - A task of the pool opens each new connection, and is not cancelled with the request that caused it. Otherwise its
   handshake would be wasted and the next request would pay for another. The connection goes to whoever waits first.
 - A slot is taken when a connection is begun and given back in one place, when its socket is closed (`_on_closed`) or
@@ -14,12 +14,12 @@ Strategy:
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 from backends.transport.connection import Connection
 from backends.transport.limits import TransportLimits
-from schemas.errors import BackendTimeout, BackendUnavailable, Fault, GatewayError, Overloaded
+from backends.transport.waiting_line import WaitingLine
+from schemas.errors import BackendUnavailable, Fault, GatewayError, Overloaded
 
 Connect = Callable[[Callable[[], Connection]], Awaitable[object]]
 """Opens a socket for the protocol that the argument makes. Raises `GatewayError` if it cannot."""
@@ -38,7 +38,7 @@ class Pool:
         self._limits = limits
         self._connections: set[Connection] = set()  # open ones, lent or idle
         self._idle: list[Connection] = []  # a subset of them, in the order of `idle_since`
-        self._waiters: deque[asyncio.Future[Connection]] = deque()
+        self._waiting = WaitingLine[Connection](limits, self._on_idle)
         # The set keeps the tasks alive: the event loop holds weak references only.
         self._connecting: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -53,11 +53,16 @@ class Pool:
         """How many connections are lent or being opened."""
         return self.open - len(self._idle)
 
-    async def acquire(self, deadline: float | None) -> Connection:
+    async def acquire(self, deadline: float | None, flow: str = "", tokens: int = 1) -> Connection:
         """Borrow a connection. Its `release`, `finish` or `abort` gives it back.
 
+        Args:
+            deadline: of the event loop's clock.
+            flow: whose request it is for; those of different flows take turns.
+            tokens: about how many the request has, 1 or more.
+
         Raises:
-            schemas.errors.GatewayError: there is none, or not by `deadline` (of the event loop's clock).
+            schemas.errors.GatewayError: there is none, or not by `deadline`.
         """
         # This overtakes nobody: `_on_idle` prefers waiting requests, so idle connections exist only while none waits.
         if (connection := self._take_idle()) is not None:
@@ -66,32 +71,11 @@ class Pool:
             raise BackendUnavailable("The backend is being shut down.")
         # Requests for which a connection is being opened do not count as queued. While a slot is free nothing is
         # refused, whatever the length of the queue.
-        if len(self._waiters) - len(self._connecting) >= self._limits.waiting and self.open >= self._limits.connections:
+        if len(self._waiting) - len(self._connecting) >= self._limits.waiting and self.open >= self._limits.connections:
             raise Overloaded("The backend's queue is full.", retry_after=1.0)
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[Connection] = loop.create_future()
-        self._waiters.append(waiter)
+        place = self._waiting.join(flow, tokens)
         self._open_more()
-        # A timer on the future instead of `asyncio.timeout`: the future then ends in one way only, by whoever comes
-        # first.
-        refused_at = loop.time() + self._limits.queue_timeout
-        if deadline is None or refused_at < deadline:
-            timer = loop.call_at(refused_at, _fail, waiter, Overloaded("The backend's queue is slow.", retry_after=1.0))
-        else:
-            late = BackendTimeout("The backend has no free connection.", fault=Fault.TIMEOUT)
-            timer = loop.call_at(deadline, _fail, waiter, late)
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            # The connection may have been assigned in the same turn of the loop as the cancellation.
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._on_idle(waiter.result())
-            raise
-        finally:
-            timer.cancel()
-            # After a timeout or a cancellation the future is still queued; a connection or an error has popped it.
-            if waiter in self._waiters:
-                self._waiters.remove(waiter)
+        return await self._waiting.wait(place, deadline)
 
     def close_idle(self) -> None:
         """Close the idle connections. Called when the upstream has closed one, and so likely all (a restart)."""
@@ -111,8 +95,8 @@ class Pool:
         # Lent connections as well: their exchanges fail with a truncated or a reset answer.
         for connection in [*self._connections]:
             connection.abort()
-        while (waiter := self._next_waiter()) is not None:
-            waiter.set_exception(BackendUnavailable("The backend is being shut down."))
+        while self._waiting.fail(BackendUnavailable("The backend is being shut down.")):
+            pass
 
     def _take_idle(self) -> Connection | None:
         """The connection used last, if it may still be reused. Those that may not are closed on the way."""
@@ -128,7 +112,7 @@ class Pool:
         """Begin a connection for each waiting request, as far as the limit allows."""
         # Each connection being opened is meant for one waiting request. One that is released meanwhile may serve the
         # request instead; the new connection then becomes idle.
-        while len(self._connecting) < len(self._waiters) and self.open < self._limits.connections and not self._closed:
+        while len(self._connecting) < len(self._waiting) and self.open < self._limits.connections and not self._closed:
             self._connecting.add(asyncio.ensure_future(self._open_connection()))
 
     async def _open_connection(self) -> None:
@@ -146,7 +130,8 @@ class Pool:
             await self._connect(make)
         except GatewayError as error:
             opened = None  # asyncio makes the protocol before a TLS handshake, which may then fail
-            self._fail_next(error)
+            # One failure fails one request: the others have connections of their own under way, or wait for a slot.
+            self._waiting.fail(error)
         finally:
             # No await between here and `_connections.add`: no other task can see the slot as free.
             self._connecting.discard(task)
@@ -156,24 +141,16 @@ class Pool:
             self._on_idle(opened)
         elif opened is not None:
             opened.abort()
-            self._fail_next(BackendUnavailable("The backend closed the connection.", fault=Fault.CONNECT))
+            self._waiting.fail(BackendUnavailable("The backend closed the connection.", fault=Fault.CONNECT))
         # A failed attempt has freed its slot, and requests may still wait for one.
         self._open_more()
-
-    def _fail_next(self, error: GatewayError) -> None:
-        """Report a connection that could not be opened to one request, the first in the queue."""
-        # One failure fails one request: the others have connections of their own under way, or wait for a slot.
-        if (waiter := self._next_waiter()) is not None:
-            waiter.set_exception(error)
 
     def _on_idle(self, connection: Connection) -> None:
         """Lend a connection to the first in the queue, or keep it."""
         # The upstream may close the socket between the end of a response and its release.
         if not connection.open:
             connection.abort()
-        elif (waiter := self._next_waiter()) is not None:
-            waiter.set_result(connection)
-        else:
+        elif not self._waiting.serve(connection):
             connection.idle_since = asyncio.get_running_loop().time()
             self._idle.append(connection)
 
@@ -182,16 +159,3 @@ class Pool:
         if connection in self._idle:
             self._idle.remove(connection)
         self._open_more()  # the slot is free for a waiting request
-
-    def _next_waiter(self) -> asyncio.Future[Connection] | None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            # Futures that timed out or were cancelled stay queued until their `acquire` runs again.
-            if not waiter.done():
-                return waiter
-        return None
-
-
-def _fail(waiter: asyncio.Future[Connection], error: GatewayError) -> None:
-    if not waiter.done():
-        waiter.set_exception(error)

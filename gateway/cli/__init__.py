@@ -26,6 +26,7 @@ _COMMANDS = {
     "bench": "bench:bench",
     "models": "models:models",
     "keys": "keys:keys",
+    "usage": "usage:usage",
     "experiment": "experiment:experiment",
     "openapi": "artifacts:openapi",
     "build-kernels": "artifacts:build_kernels",

@@ -6,6 +6,7 @@ from gateway.config.endpoint import (
     FEEDBACK_METRICS,
     TEXTLESS,
     UNITS,
+    Cache,
     Endpoint,
     Experiment,
     Fallback,
@@ -25,6 +26,7 @@ from gateway.config.limit import BILLION, EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
 from gateway.config.structure import Problem, examine
+from gateway.config.telemetry import Telemetry
 from gateway.config.usage import UsageSection
 from schemas.catalog import Task
 
@@ -34,6 +36,7 @@ __all__ = [
     "FEEDBACK_METRICS",
     "TEXTLESS",
     "UNITS",
+    "Cache",
     "Config",
     "ConfigError",
     "Endpoint",
@@ -60,6 +63,7 @@ __all__ = [
     "Shadow",
     "Source",
     "Task",
+    "Telemetry",
     "UsageSection",
     "Window",
     "aliases_of",

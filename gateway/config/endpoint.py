@@ -197,6 +197,20 @@ class Fallback(Section, frozen=True):
     enabled: bool = True
 
 
+class Cache(Section, frozen=True):
+    """Answers that are given again to the very same request, where the model would give them again.
+
+    Attributes:
+        ttl: seconds for which an answer is kept.
+        max_bytes: of all answers, in each worker; the largest one is a sixteenth of it.
+        shared: whether keys are given each other's answers.
+    """
+
+    ttl: Seconds = 3600.0
+    max_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 64 * 1024 * 1024
+    shared: bool = False
+
+
 class OwnTensor(Section, frozen=True):
     """A Triton input; its value is sent on to a Triton remote as a request parameter. -1 in `dims` is any size."""
 
@@ -216,6 +230,7 @@ class Endpoint(Section, frozen=True):
         routing: the policy that picks the served entity.
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
+        cache: keeps answers; None: none.
         limits: of all requests together, or those of each key or user.
         usage_tracking: False: its requests have no records of usage. Databricks' clients may set it.
         inputs, outputs: other names for Triton's tensors.
@@ -228,6 +243,7 @@ class Endpoint(Section, frozen=True):
     routing: Routing = "hash"
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
+    cache: Cache | None = None
     limits: tuple[EndpointLimit, ...] = ()
     usage_tracking: bool | None = None
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
@@ -280,6 +296,10 @@ def wrong_in_endpoint(endpoint: Endpoint, backends: Collection[str]) -> Iterator
             yield ("experiment", "unit"), text
     if wrong := _wrong_ramp(endpoint):
         yield ("experiment", "ramp"), wrong
+    # An answer out of the cache says nothing about an arm, and its time would be compared.
+    compared = sum(bool(arm.traffic_percentage or arm.shadow or arm.paired) for arm in arms) > 1
+    if endpoint.cache is not None and (compared or endpoint.experiment.feedback):
+        yield ("cache",), ".cache: the answers of an endpoint whose served entities are compared cannot be cached"
     if wrong := _wrong_task(endpoint):
         yield ("task",) if endpoint.task is not None else (), wrong
 

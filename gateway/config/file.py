@@ -20,6 +20,7 @@ from gateway.config.endpoint import Endpoint, ServedEntity, wrong_in_endpoint
 from gateway.config.positions import KeyPath, Positions
 from gateway.config.server import ServerSection
 from gateway.config.structure import Problem, examine, show
+from gateway.config.telemetry import Telemetry
 from gateway.config.usage import UsageSection
 
 _T = TypeVar("_T")
@@ -34,6 +35,7 @@ class Config(Section, frozen=True):
     server: ServerSection = ServerSection()
     backends: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     endpoints: dict[str, Endpoint] = msgspec.field(default_factory=dict)
+    telemetry: Telemetry | None = None
     usage: UsageSection | None = None
 
 
@@ -204,6 +206,9 @@ def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Prob
         # Workers write side by side: with fewer files, one would remove what another is writing.
         text = "server.export: `files` must be more than the number of workers"
         yield Problem(("server", "export", "files"), text)
+    if config.usage is not None and "://" in (config.usage.database or "") and not config.usage.is_postgres:
+        text = "usage.database: it must be a file of SQLite, or a URL that begins with postgresql://"
+        yield Problem(("usage", "database"), text)
     for name, endpoint in config.endpoints.items():
         for path, wrong in wrong_in_endpoint(endpoint, config.backends):
             yield Problem(("endpoints", name, *path), f"endpoints.{name}{wrong}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from gateway.access.keys import Keys
-from gateway.config import Endpoint
+from gateway.config import Config, Endpoint
 from gateway.experiments.feedback_ring import FeedbackRing, name_of
 from gateway.experiments.metrics import FAILURES
 from gateway.experiments.old_figures import remove_old
@@ -224,3 +224,10 @@ class Experiments:
             await self._pairing.aclose()
         if self._slot is not None:
             self._slot.close()
+
+
+def figures_folder(config: Config, folder: Path | None) -> Path | None:
+    """Where the figures of experiments are kept: beside the state file, so that they last; else with the workers."""
+    if config.server.state_file is not None:
+        return Path(f"{config.server.state_file}.experiments")
+    return folder / "experiments" if folder is not None else None

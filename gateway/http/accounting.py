@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
@@ -42,10 +43,13 @@ class RequestAccount:
         own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
         stage: what is being done.
         ignored: fields of the body that had no effect.
+        cache_control: the client's header of that name.
+        cache_hit: whether the answer came out of the endpoint's cache; None: it was not looked for there.
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
         first_token: when the first text, reasoning or tool call of a stream came; None before, and for whole answers.
-        last_token: when the last one came.
+        last_token: when the last one came, on the monotonic clock.
+        count_interval: counts the seconds between two outputs; None before the first.
         finish_reasons: of the choices that have finished.
         outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
@@ -72,10 +76,13 @@ class RequestAccount:
     own_failure: str = ""
     stage: Stage = "read"
     ignored: tuple[str, ...] = ()
+    cache_control: str = ""
+    cache_hit: bool | None = None
     status: int = 0
     first_event: float = 0.0
     first_token: float | None = None
     last_token: float = 0.0
+    count_interval: Callable[[float], None] | None = None
     finish_reasons: list[FinishReason] = field(default_factory=list)
     usage: Usage | None = None
     outcome: str = "client_gone"
@@ -93,13 +100,16 @@ class RequestAccount:
         if type(last) is Usage and last.completion_tokens > 1:
             return
         if _has_output(batch):
-            self.first_token = self.last_token = monotonic() - self.began
+            self.last_token = monotonic()
+            self.first_token = self.last_token - self.began
+            self.count_interval = self.service.metrics.inter_token_latency.at(self.series)
 
     def note_next_token(self, batch: Events) -> None:
         """Count the time since the last output, if a stream's batch has some."""
-        if _has_output(batch):
-            now = monotonic() - self.began
-            self.service.metrics.inter_token_latency.observe(self.series, now - self.last_token)
+        event = batch[0]  # the usual batch is a text, and this runs for every chunk
+        if ((type(event) is Delta and event.text) or _has_output(batch)) and self.count_interval is not None:
+            now = monotonic()
+            self.count_interval(now - self.last_token)
             self.last_token = now
 
     def note_reasons(self, batch: Events) -> None:
@@ -146,6 +156,7 @@ class RequestAccount:
             unit=unit.source if unit is not None else None,
             priced=self.target is not None and self.target.entity.price is not None,
             first_event=self.first_event,
+            cache_hit=self.cache_hit,
         )
 
     def count_limited(self) -> None:
@@ -155,7 +166,9 @@ class RequestAccount:
     def _charge(self) -> None:
         """Work out the cost, and correct what the request counts for in its limits."""
         usage, tokens = self.usage, None
-        if usage is not None:
+        if self.cache_hit:
+            tokens = 0  # no model has done anything
+        elif usage is not None:
             tokens = usage.prompt_tokens + usage.completion_tokens
             if self.target is not None and (price := self.target.entity.price) is not None:
                 self.cost = price.of(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens or 0)
@@ -194,8 +207,10 @@ class RequestAccount:
             if self.cost:
                 metrics.cost.add((endpoint, served), self.cost / BILLION)
             # Known for complete answers only: failed and cancelled ones would distort the times.
-            if usage is not None:
-                metrics.count_answer(target.series, usage, self.duration, self.first_token, self.last_token)
+            if usage is not None and not self.cache_hit:
+                metrics.count_answer(
+                    target.series, usage, self.duration, self.first_token, self.last_token - self.began
+                )
             if isinstance(self.request, Generate):
                 metrics.count_choices(target.series, self.finish_reasons, self.outcome)
 

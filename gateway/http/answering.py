@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
@@ -17,16 +16,19 @@ import structlog
 from litestar.types import HTTPResponseBodyEvent, Send
 from msgspec.structs import replace
 
-from adapters.base import Record, RecordingEncoder, Reply, ScoringCodec, ServerCodec, StreamEncoder
+from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
 from adapters.unknown_fields import ignored_header
-from backends.base import Relays, ScoresTexts, check, check_unread, ignored_fields
+from backends.base import check, ignored_fields
 from gateway.config import TEXTLESS
 from gateway.errors import is_failover_eligible, to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
+from gateway.http.recording import Recording
+from gateway.http.replies import reply_to
 from gateway.http.timeouts import until_timeout
 from gateway.routing.target import Plan, Target
+from gateway.storage.answer_cache import CachedAnswer
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
 from schemas.errors import (
@@ -35,10 +37,8 @@ from schemas.errors import (
     Incomplete,
     ShuttingDown,
     UnsupportedFeature,
-    UnsupportedOperation,
 )
-from schemas.ir import Embed, Events, Generate, Request, Tokenize, Usage
-from schemas.origin import Relay
+from schemas.ir import Events, Generate, Request, Usage
 
 log = structlog.get_logger()
 
@@ -82,7 +82,7 @@ class Responder:
         head: whether the body is left out, as HEAD wants it.
     """
 
-    __slots__ = ("_account", "_flow", "_head", "_send", "_service", "codec", "responses")
+    __slots__ = ("_account", "_flow", "_head", "_recording", "_send", "_service", "codec", "responses")
 
     def __init__(
         self, codec: ServerCodec, account: RequestAccount, send: Send, flow: Flow | None = None, *, head: bool
@@ -94,10 +94,19 @@ class Responder:
         self._flow = flow
         self._head = head
         self.responses: KeyResponses | None = None
+        self._recording: Recording | None = None
 
     async def answer(self, request: Request, plan: Plan) -> None:
-        """Ask the targets in turn until one has begun to answer; of several failures, the last is sent."""
+        """Ask the targets in turn until one has begun to answer; of several failures, the last is sent.
+
+        An answer that is cached is sent without asking, whether the target could answer or not.
+        """
         account = self._account
+        if plan.targets[0].cache is not None:
+            self._recording = Recording(plan.targets[0], request, account)
+            if (known := self._recording.known()) is not None:
+                await self._replay(known, plan.targets[0])
+                return
         failure: Exception | None = None
         failed_at: Stage = "wait"
         # Order: assignment (sticky) first; a backend that is ready but in trouble goes behind the others.
@@ -114,6 +123,8 @@ class Responder:
                 await self._service.ready(target.entity.backend, wait=is_last)
                 account.stage = "generate"
                 await self._ask(request, target)
+                if self._recording is not None:
+                    self._recording.keep()
                 return
             except Exception as error:  # nothing was sent yet: whatever it is, the client gets a status
                 kind = error.kind if isinstance(error, GatewayError) else "internal"
@@ -146,27 +157,24 @@ class Responder:
         # response, or send feedback.
         self._account.status = reply.status
         self._account.end(outcome)
+        if self._recording is not None:
+            self._recording.begin(reply.media_type, reply.headers)
+            self._recording.add(reply.body)
         await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
         # RFC 9110, section 9.3.2: HEAD has no content; section 8.6: its `content-length` is that of GET.
         await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body, "more_body": False})
 
+    async def _replay(self, known: CachedAnswer, target: Target) -> None:
+        account = self._account
+        account.target, account.usage, account.finish_reasons = target, known.usage, [*known.finish_reasons]
+        self._recording = None
+        await self.reply(Reply(known.body, media_type=known.media_type, headers=known.headers))
+
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self.codec
-        if isinstance(request, Embed):
-            account.ignored = ignored_fields(request, target.backend)
-            if not target.backend.capabilities.embeddings:
-                raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
-            vectors = await target.backend.embed(target.addressed(request))
-            account.usage = vectors.usage
-            await self.reply(codec.encode_embeddings(request, vectors))
+        if not isinstance(request, Generate):
+            await self.reply(await reply_to(request, target, codec, account))
             return
-        if isinstance(request, Relay):
-            await self.reply(await self._scored(request, target) or await _relayed(request, target))
-            return
-        if isinstance(request, Tokenize):
-            await self.reply(await self._counted(request, target))
-            return
-        # A generation request from here on.
         if target.task in TEXTLESS:
             message = f"The endpoint '{request.model}' is for {TEXTLESS[target.task]}, not text."
             raise UnsupportedFeature(message, feature="generate")
@@ -193,28 +201,6 @@ class Responder:
         finally:
             # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
-
-    async def _scored(self, request: Relay, target: Target) -> Reply | None:
-        """The answer of a model here to a request for scores; None if the request is for a remote."""
-        backend, codec, account = target.backend, self.codec, self._account
-        if request.scoring not in backend.capabilities.scoring:
-            return None
-        if not isinstance(backend, ScoresTexts) or not isinstance(codec, ScoringCodec):
-            return None
-        score = codec.read_score(target.addressed(request))
-        account.ignored = score.unknown
-        scores = await backend.score(score)
-        account.usage = scores.usage
-        return codec.encode_scores(score, scores)
-
-    async def _counted(self, request: Tokenize, target: Target) -> Reply:
-        """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
-        if request.origin is not None:
-            with suppress(UnsupportedOperation):
-                return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
-        check_unread(request, [part.param for part in request.unread])
-        self._account.ignored = request.unknown
-        return self.codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
 
     async def _first(self, events: AsyncGenerator[Events, None]) -> Events | None:
         """The first batch of events; None if there is none.
@@ -251,6 +237,8 @@ class Responder:
         # Usage is the last event of every complete answer; a short answer may have it in its first batch.
         if isinstance(last := batch[-1], Usage):
             await self._complete(encoder, last)
+        if self._recording is not None:
+            self._recording.begin(encoder.media_type, encoder.headers)
         await self._start(200, encoder.media_type, encoder.headers)
         try:
             await self._write(data)
@@ -322,6 +310,9 @@ class Responder:
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
         for name, value in (*more, *ignored_header(account.ignored), *status_headers(status)):
             headers.append((name.encode(), value.encode()))
+        if account.cache_hit is not None:
+            # RFC 9211.
+            headers.append((b"cache-status", b"interlingua; hit" if account.cache_hit else b"interlingua; fwd=miss"))
         if account.quotas:
             headers += [(name.encode(), value.encode()) for name, value in self.codec.limit_headers(account.quotas)]
         if length >= 0:
@@ -335,6 +326,8 @@ class Responder:
         if data:
             # `send` waits while the transport's buffer is above its high-water mark: the stage says that the client is
             # slow.
+            if self._recording is not None:
+                self._recording.add(data)
             stage, self._account.stage = self._account.stage, "send"
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._account.stage = stage
@@ -364,17 +357,3 @@ class Responder:
             served=target.entity.name,
             outcome=why,
         )
-
-
-async def _relayed(request: Relay, target: Target) -> Reply:
-    """The answer of the target's remote to a request that is relayed.
-
-    Raises:
-        schemas.errors.UnsupportedOperation: the target is no remote that has the operation.
-    """
-    backend, origin = target.backend, request.origin
-    if not isinstance(backend, Relays) or (origin.dialect, origin.operation) not in backend.capabilities.relays:
-        name = origin.operation.replace("_", " ")
-        raise UnsupportedOperation(f"The model '{request.model}' does not support {name}.", feature=origin.operation)
-    answer = await backend.relay(target.addressed(request))
-    return Reply(answer.body, media_type=answer.media_type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -16,12 +17,15 @@ from gateway.experiments.outcome import exclusion
 from gateway.export.rows import Choice, Response, Row
 from gateway.usage.record import Record, hashed, storable
 from schemas.ir import Embed, Generate, Tokenize
-from schemas.origin import Origin
+from schemas.origin import Origin, Relay
 
 if TYPE_CHECKING:
     from gateway.http.accounting import RequestAccount
 
 log = structlog.get_logger()
+
+_KINDS: Mapping[type, str] = {Generate: "generate", Embed: "embed", Tokenize: "tokenize", Relay: "relay"}
+"""As `adapters.base.Route.kind` has them."""
 
 
 def record_of(account: RequestAccount) -> Record:
@@ -44,6 +48,7 @@ def record_of(account: RequestAccount) -> Record:
         (target.entity.model or target.endpoint) if target is not None else None,
         account.protocol,
         account.route,
+        _KINDS.get(type(request), ""),
         _user(named, settings.users) if named is not None and settings is not None else None,
         isinstance(request, Generate) and request.stream,
         usage.prompt_tokens if usage is not None else None,
@@ -56,13 +61,13 @@ def record_of(account: RequestAccount) -> Record:
         account.status or 499,  # nginx's status for a client that left before the answer's first byte
         account.outcome,
         account.stage if account.outcome != "ok" else None,
-        tuple(map(str, account.finish_reasons)),
+        ",".join(map(str, account.finish_reasons)),
         asked,
         answered,
     )
 
 
-def log_record(record: Record, *, unit: str | None, priced: bool, first_event: float) -> None:
+def log_record(record: Record, *, unit: str | None, priced: bool, first_event: float, cache_hit: bool | None) -> None:
     """Write the line `request.finished`."""
     # The reader of standard error may be gone: the request must not fail for that.
     with suppress(BrokenPipeError):
@@ -74,7 +79,7 @@ def log_record(record: Record, *, unit: str | None, priced: bool, first_event: f
             status=record.status,
             outcome=record.outcome,
             stage=record.stage,
-            finish_reason=list(record.finish_reasons),
+            finish_reason=record.finish_reasons.split(",") if record.finish_reasons else [],
             model=record.endpoint,
             served=record.served_entity,
             key_name=record.key,
@@ -85,6 +90,7 @@ def log_record(record: Record, *, unit: str | None, priced: bool, first_event: f
             cached_tokens=record.cached_tokens,
             completion_tokens=record.completion_tokens,
             reasoning_tokens=record.reasoning_tokens,
+            cache_hit=cache_hit,
             first_event_s=round(first_event, 6),
             duration_s=round(record.duration, 6),
         )
@@ -130,7 +136,7 @@ def row_of(account: RequestAccount, *, with_text: bool) -> Row | None:
         outcome=record.outcome,
         arm_outcome=ended.own if unit is not None else None,
         streamed=record.streamed,
-        finish_reasons=record.finish_reasons,
+        finish_reasons=tuple(map(str, account.finish_reasons)),
         prompt_tokens=record.prompt_tokens,
         completion_tokens=record.completion_tokens,
         time_to_first_token=record.time_to_first_token,

@@ -24,15 +24,15 @@ from gateway.http.accounting import RequestAccount
 from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
 from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
-from gateway.http.observer import RequestObserver
+from gateway.http.observation.observer import RequestObserver
 from gateway.http.record import row_of
 from gateway.mounts import Operation
-from gateway.observability.trace_context import trace_headers
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Catalog, Change
 from schemas.errors import InvalidRequest, Overloaded, RateLimited, RequestTimeout
-from schemas.ir import Generate, Request
+from schemas.ir import Embed, Generate, Request
+from schemas.origin import Relay
 
 MODEL_HEADER = "x-gateway-model-name"
 """Names the endpoint for requests that name no model: the header of Kubernetes' Gateway API Inference Extension."""
@@ -83,6 +83,7 @@ class RequestHandler:
             raise
         finally:
             self._account.close()
+            self._observer.close()
             if self._owner is not None:
                 self._service.shares.leave(self._owner)
             if (exporter := self._service.exporter) is not None:
@@ -112,7 +113,7 @@ class RequestHandler:
                 await service.manage(request)
                 await self._describe(call, body)
                 return None
-            if self._owner is not None and isinstance(request, Generate):
+            if self._owner is not None and isinstance(request, Generate | Embed | Relay):
                 request = replace(request, flow=self._owner.hex())
             return request, self._route(request, call)
         except Exception as error:  # whatever it is, the client gets it in its protocol
@@ -159,8 +160,7 @@ class RequestHandler:
         service, route = self._service, self._operation.route
         # The key comes before the body: nobody without one makes the server buffer megabytes.
         headers = decode_headers(self._scope["headers"])
-        if "traceparent" in headers:
-            self._observer.headers = trace_headers(headers)
+        self._observer.trace(headers, self._scope, route.path)
         if route.kind == "manage":
             service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
@@ -206,6 +206,7 @@ class RequestHandler:
         self._owner = self._service.shares.enter(headers)
         if (given := headers.get(TIMEOUT_HEADER)) is not None:
             self._account.time_allowed = _seconds(given)
+        self._account.cache_control = headers.get("cache-control", "")
 
     async def _decode(self, call: Call, body: bytes) -> Request | Change:
         """What the body asks for.

@@ -12,8 +12,8 @@ from litestar.handlers import ASGIRouteHandler, asgi
 from litestar.types import HTTPScope, Receive, Send
 
 from adapters.base import Reply
-from gateway.http import experiment, keys
 from gateway.http.answering import status_headers
+from gateway.http.api import experiment, keys
 from gateway.http.request import RequestHandler
 from gateway.mounts import Mounts, Operation, Paths
 from gateway.service import Service

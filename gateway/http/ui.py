@@ -10,7 +10,7 @@ from pathlib import Path
 from litestar import Response, route
 from litestar.handlers import HTTPRouteHandler
 
-from gateway.http.health import READ
+from gateway.http.api.health import READ
 
 _FOLDER = Path(__file__).parent
 _FILES = {

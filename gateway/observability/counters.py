@@ -8,7 +8,7 @@ prometheus_client formats the sums. One thread counts.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
 
@@ -68,7 +68,8 @@ class Counter:
         """Return the sums over all workers, dead ones included."""
         # prometheus_client appends `_total` to a counter's name.
         family = CounterMetricFamily(self._name, self._help, labels=self._labels)
-        for labels, (value,) in totals.get(self._name, {}).items():
+        # Without labels there is one series, also before anything has happened: else no rate could see the first event.
+        for labels, (value,) in (totals.get(self._name) or ({} if self._labels else {(): [0.0]})).items():
             family.add_metric(labels, value)
         return family
 
@@ -98,6 +99,16 @@ class Histogram:
         # +Inf.
         cells[bisect_left(self._bounds, value)] += 1.0
         cells[-1] += value
+
+    def at(self, labels: Labels) -> Callable[[float], None]:
+        """What counts in the series with these label values, for those who count in one series again and again."""
+        cells, bounds = self._cells[labels], self._bounds
+
+        def observe(value: float) -> None:
+            cells[bisect_left(bounds, value)] += 1.0
+            cells[-1] += value
+
+        return observe
 
     def expose(self, totals: Totals, living: Totals) -> Metric:  # noqa: ARG002 - `Instrument`
         """Return the sums over all workers, dead ones included."""

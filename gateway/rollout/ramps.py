@@ -19,6 +19,7 @@ from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.experiments import Experiments
 
 if TYPE_CHECKING:
+    from gateway.rollout.full_report import FullReport
     from gateway.rollout.ramp import RampDecision, RampReport
 
 log = structlog.get_logger()
@@ -54,6 +55,17 @@ class Ramps:
                 any_moved = True
                 log.info("ramp.moved", model=name, served=ramp.arm, move=due[0], reason=due[1])
         return any_moved
+
+    def full_report(self, endpoint: str) -> FullReport:
+        """The report of an endpoint's experiment over all workers, with its ramp.
+
+        Raises:
+            schemas.errors.ModelNotFound: the endpoint has none.
+        """
+        from gateway.rollout.full_report import FullReport  # imports NumPy, which few gateways need
+
+        history = self._experiments.of(endpoint).history()
+        return FullReport.of(self._experiments.report(endpoint), self.report(endpoint), history)
 
     def report(self, endpoint: str) -> RampReport | None:
         """How far an endpoint's ramp has come; None: it has none."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+import msgspec
+
 from backends.base import Backend, Capabilities, can_answer
 from gateway.config import Endpoint, aliases_of
 from gateway.routing.policy import policy_for
 from gateway.routing.target import Plan, Target
+from gateway.storage.answer_cache import AnswerCache
 from schemas.errors import ModelNotFound
 from schemas.ir import Request
 
@@ -36,6 +39,12 @@ class Router:
         # Later entries win: an endpoint whose name contains a colon goes before `endpoint:served` of another.
         self._fixed |= {name: Plan(route.targets) for name, route in routes.items() if name not in self._routes}
         self._aliases = aliases_of(endpoints)
+        # Endpoints of a base model alone, whose LoRA adapters clients may name.
+        self._bases = [
+            route.targets[0]
+            for route in routes.values()
+            if len(route.targets) == 1 and route.targets[0].entity.model is None
+        ]
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
         """The targets of a request: of its endpoint, or the very served entity if the model is `endpoint:served`.
@@ -47,6 +56,8 @@ class Router:
         # Aliases are tried last: a name of its own goes before an alias.
         if plan is None and (name := self._aliases.endpoint(request.model)) is not None:
             plan = self._plan(name, request, headers)
+        if plan is None:
+            plan = self._lora_plan(request.model)
         if plan is not None:
             return plan
         raise ModelNotFound(f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
@@ -55,6 +66,13 @@ class Router:
         if (route := self._routes.get(name)) is not None:
             return route.plan(request, headers)
         return self._fixed.get(name)
+
+    def _lora_plan(self, name: str) -> Plan | None:
+        """The plan of a LoRA adapter's own name, as of one loaded while serving: the first model that has it."""
+        for target in self._bases:
+            if name in target.backend.capabilities.lora_adapters:
+                return Plan((replace(target, entity=msgspec.structs.replace(target.entity, model=name), model=name),))
+        return None
 
     def stop(self, stopped: Mapping[str, Collection[str]]) -> None:
         """Assign no unit to these served entities, by endpoint, unless an endpoint has no other."""
@@ -75,6 +93,7 @@ class _Route:
                 entity.model or name,
                 endpoint.task or entity.task or "chat",
                 float(entity.traffic_percentage),
+                AnswerCache(endpoint.cache) if endpoint.cache is not None else None,
             )
             for entity in endpoint.served_entities
         )

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from backends.base import Backend
 from gateway.config import ServedEntity, Task
 from gateway.routing.assignment import Unit
+from gateway.storage.answer_cache import AnswerCache
 from schemas.errors import ModelNotFound
 from schemas.ir import Generate, Request, Tokenize
 from schemas.origin import Relay
@@ -29,6 +30,7 @@ class Target:
         model: the name that the backend knows, its model's or one of its LoRA adapters'.
         task: the endpoint's.
         weight: share of the traffic; 0 if the guardrail has stopped the entity.
+        cache: its answers; None: they are not kept.
         series: the labels of its metrics: endpoint, served entity, backend.
     """
 
@@ -38,6 +40,7 @@ class Target:
     model: str
     task: Task = "chat"
     weight: float = 0.0
+    cache: AnswerCache | None = None
     series: tuple[str, str, str] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO, get_args
+from typing import IO, Any, get_args
 
 _BATCH = 10_000
 """Rows of a row group."""
@@ -17,7 +17,7 @@ class ParquetMissingError(Exception):
     """pyarrow is not installed."""
 
 
-def write_parquet(columns: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], file: Path | BinaryIO) -> int:
+def write_parquet(columns: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], file: Path | IO[bytes]) -> int:
     """Write rows; return how many.
 
     Args:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ _CHUNK = 1 << 18
 _DELETED = 1000
 """Records that one transaction deletes: others wait no longer than for so many."""
 
+_ROWS = 50
+"""Records that one statement inserts: twice as fast as one by one."""
+_ROW = f"({', '.join('?' * len(COLUMNS))})"
 _NAMES = ", ".join(f'"{name}"' for name in COLUMNS)
-_INSERT = f"INSERT INTO usage_record ({_NAMES}) VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608 - own names
+_INSERT = f"INSERT INTO usage_record ({_NAMES}) VALUES "  # noqa: S608 - own names
 
 
 class Collector:
@@ -139,7 +143,10 @@ class Collector:
     def _insert(self, database: Database, path: Path, lines: bytes, until: int) -> None:
         records = self._decode(lines, path)
         with database.transaction():
-            database.execute_many(_INSERT, [_values(record) for record in records])
+            for first in range(0, len(records), _ROWS):
+                rows = records[first : first + _ROWS]
+                values = list(chain.from_iterable(map(msgspec.structs.astuple, rows)))
+                database.execute(_INSERT + ", ".join([_ROW] * len(rows)), values)
             database.execute(
                 "INSERT INTO usage_spool (file, bytes, time_ms) VALUES (?, ?, ?)"
                 " ON CONFLICT (file) DO UPDATE SET bytes = excluded.bytes, time_ms = excluded.time_ms",
@@ -159,13 +166,3 @@ class Collector:
                 log.error("usage.unreadable", file=str(path), error=str(error))
                 self._lost(1)
         return records
-
-
-def _values(record: Record) -> tuple[Any, ...]:
-    """The record's columns."""
-    (*most, finish_reasons, asked, answered) = msgspec.structs.astuple(record)
-    most[_STREAMED] = int(record.streamed)
-    return (*most, ",".join(finish_reasons), asked, answered)
-
-
-_STREAMED = COLUMNS.index("streamed")

@@ -18,7 +18,7 @@ from gateway.usage.record import Record
 _VERSION = 1
 _SQLITE_WAIT = 10.0
 """Seconds that a transaction waits for another process's."""
-_TYPES: Final = {str: "TEXT", int: "BIGINT", float: "DOUBLE PRECISION", bool: "SMALLINT", tuple[str, ...]: "TEXT"}
+_TYPES: Final = {str: "TEXT", int: "BIGINT", float: "DOUBLE PRECISION", bool: "BOOLEAN"}
 
 
 class DatabaseError(Exception):
@@ -30,10 +30,6 @@ class Database(Protocol):
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a statement; return its rows."""
-        ...
-
-    def execute_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement for each row of values."""
         ...
 
     def transaction(self) -> AbstractContextManager[None]:
@@ -93,10 +89,6 @@ class _Sqlite:
     def execute(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with _errors():
             return self._connection.execute(statement, values).fetchall()
-
-    def execute_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        with _errors():
-            self._connection.executemany(statement, rows)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -10,8 +10,15 @@ from gateway.usage.database import DatabaseError
 
 _CREATE_LOCK = 7_226_112_318_064_217
 """Any number: gateways that create the tables at the same time wait for each other."""
-_SETTINGS = {"connect_timeout": "5", "tcp_user_timeout": "30000", "application_name": "interlingua"}
-"""What a URL need not say: a server that is silent must not hold a thread for ever."""
+_SETTINGS = {
+    "connect_timeout": "5",
+    "tcp_user_timeout": "30000",
+    "application_name": "interlingua",
+    "client_encoding": "UTF8",
+}
+"""What a URL need not say: a server that is silent must not hold a thread for ever, and text must be text, also in a
+database without an encoding.
+"""
 
 
 class Postgres:
@@ -48,11 +55,6 @@ class Postgres:
         with self._errors():
             cursor = self._connection.execute(statement.replace("?", "%s").encode(), values)
             return cursor.fetchall() if cursor.description is not None else []
-
-    def execute_many(self, statement: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run a statement for each row of values."""
-        with self._errors(), self._connection.cursor() as cursor:
-            cursor.executemany(statement.replace("?", "%s").encode(), rows)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

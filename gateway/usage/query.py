@@ -9,23 +9,31 @@ from typing import Any, Final
 import msgspec
 
 from gateway.usage.database import Database
-from gateway.usage.record import COLUMNS
+from gateway.usage.record import COLUMNS, hashed
 
-_DAY, _HOUR = 86_400_000, 3_600_000
+_DAY, _HOUR, _MINUTE = 86_400_000, 3_600_000, 60_000
 """Milliseconds."""
 _PAGE = 5_000
 """Records that an export reads at a time."""
 
-_FIELDS = ("key", "key_id", "endpoint", "served_entity", "model", "user", "protocol", "route", "outcome")
+_FIELDS = ("key", "key_id", "endpoint", "served_entity", "model", "user", "protocol", "route", "kind", "outcome")
 GROUPS: Final = {name: f"COALESCE(\"{name}\", '')" for name in _FIELDS} | {
     "day": f"time_ms / {_DAY}",
     "hour": f"time_ms / {_HOUR}",
+    "minute": f"time_ms / {_MINUTE}",
 }
 """What records are grouped by: name -> expression, which is never null."""
 FILTERS: Final = frozenset(_FIELDS)
+
 _TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
 _SUMS = ", ".join(f"COALESCE(SUM({name}), 0)" for name in (*_TOKENS, "cost"))
 _COUNTS = "COUNT(*), SUM(CASE WHEN outcome = 'ok' THEN 1 ELSE 0 END)"
+
+
+def either_form(wanted: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The filters with the hash of each user beside its name: records have one or the other."""
+    users = wanted.get("user", ())
+    return wanted | ({"user": (*users, *map(hashed, users))} if users else {})
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -108,11 +116,12 @@ def read_groups(
 
 
 def _shown(name: str, value: Any) -> str | None:
-    """A group's value: days and hours as their beginning, UTC."""
+    """A group's value: days, hours and minutes as their beginning, UTC."""
     if name == "day":
         return datetime.fromtimestamp(value * _DAY / 1000, UTC).date().isoformat()
-    if name == "hour":
-        return datetime.fromtimestamp(value * _HOUR / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
+    if name in ("hour", "minute"):
+        width = _HOUR if name == "hour" else _MINUTE
+        return datetime.fromtimestamp(value * width / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
     return value or None
 
 

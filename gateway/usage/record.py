@@ -24,6 +24,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         model: the name of that served entity's model at its backend.
         protocol: of the client.
         route: the protocol's name of the operation.
+        kind: what it asked for: "generate", "embed", "tokenize" or "relay".
         user: the user that the request names, as the configuration keeps it.
         streamed: whether the client asked for a stream.
         prompt_tokens: null, like the other numbers of tokens, if the answer did not end.
@@ -36,7 +37,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         status: the HTTP status; 499 if the client left before there was one.
         outcome: "ok", "client_gone", "cancelled", or an error's kind.
         stage: where the request was cut; null if it was not.
-        finish_reasons: of the choices that finished.
+        finish_reasons: of the choices that finished, separated by commas.
         input: the client's body; null unless texts are kept.
         output: the text of the answer's choices; likewise.
     """
@@ -50,6 +51,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     model: str | None
     protocol: str
     route: str
+    kind: str
     user: str | None
     streamed: bool
     prompt_tokens: int | None
@@ -62,7 +64,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     status: int
     outcome: str
     stage: str | None
-    finish_reasons: tuple[str, ...]
+    finish_reasons: str
     input: str | None = None
     output: str | None = None
 

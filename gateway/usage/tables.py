@@ -25,7 +25,7 @@ _LINES = 1000
 
 _TEXTS = ("input", "output")
 _RENAMED: Final = {"time_ms": "time"}
-_TYPES: Final = {"time": datetime, "cost": Decimal, "streamed": bool, "finish_reasons": str}
+_TYPES: Final = {"time": datetime, "cost": Decimal}
 
 
 def record_columns(*, with_text: bool) -> Columns:
@@ -77,7 +77,7 @@ def csv_parts(columns: Columns, rows: Iterable[Row]) -> Iterator[bytes]:
     writer = csv.writer(text)
     writer.writerow(columns)
     for number, row in enumerate(rows, 1):
-        writer.writerow([_cell(row[name]) for name in columns])
+        writer.writerow([cell_of(row[name]) for name in columns])
         if number % _LINES == 0:
             yield text.getvalue().encode()
             text.seek(0)
@@ -85,7 +85,8 @@ def csv_parts(columns: Columns, rows: Iterable[Row]) -> Iterator[bytes]:
     yield text.getvalue().encode()
 
 
-def _cell(value: Any) -> str:
+def cell_of(value: Any) -> str:
+    """A value as text; "" for null."""
     match value:
         case None:
             return ""

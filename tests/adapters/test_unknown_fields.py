@@ -19,17 +19,25 @@ from adapters.dialect import with_options
 from adapters.unknown_fields import IGNORED, find_unknown, ignored_header
 from schemas.catalog import Catalog, ModelCard
 from schemas.errors import RequestError
+from schemas.origin import Relay
 
 ADAPTERS: dict[str, Adapter] = {point.name: point.load() for point in entry_points(group="gateway.adapters")}
 
 IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
+VIDEO_URL = "data:video/jpeg;base64,AAAA,AAAA"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FUNCTION = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CHAT = {
     "model": "m",
     "messages": [
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": IMAGE_URL}}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "image_url", "image_url": {"url": IMAGE_URL}},
+                {"type": "video_url", "video_url": {"url": VIDEO_URL}},
+            ],
+        },
         {"role": "assistant", "tool_calls": [CALL]},
         {"role": "tool", "content": "x", "tool_call_id": "c"},
     ],
@@ -85,6 +93,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "CompletionRequest": COMPLETION,
     "ResponseRequest": RESPONSE,
     "EmbeddingRequest": EMBEDDING,
+    "RerankRequest": {"model": "m", "query": "x", "documents": ["y", {"text": "z"}]},
+    "ScoreRequest": {"model": "m", "text_1": "x", "text_2": ["y"]},
+    "ClassifyRequest": {"model": "m", "input": "x"},
     "MessagesRequest": MESSAGES,
     "CountRequest": {name: value for name, value in MESSAGES.items() if name not in ("max_tokens", "metadata")},
     "GenerateRequest": TGI,
@@ -127,7 +138,10 @@ IDS = [f"{dialect}-{route.method}{route.path}" for _, dialect, route, _ in CASES
 
 def decode(protocol: str, table: Any, route: Route, body: Any) -> Any:
     path = {"model": "m", "name": "m", "served": "m", "version": "1"}
-    return ADAPTERS[protocol].server(table).decode(route, json.dumps(body).encode(), Call("r", CATALOG, path))
+    codec = ADAPTERS[protocol].server(table)
+    request: Any = codec.decode(route, json.dumps(body).encode(), Call("r", CATALOG, path))
+    # Relayed as it is, or read for a model here.
+    return codec.read_score(request) if isinstance(request, Relay) else request
 
 
 def objects(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

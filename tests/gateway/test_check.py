@@ -86,11 +86,7 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
     "port text": (("port = 0", 'port = "80"'), 2, "server.port: Expected `int`, got `str`"),
     "port range": (("port = 0", "port = 70000"), 2, "server.port: Expected `int` <= 65535"),
     "workers": (("port = 0", "workers = 0"), 2, "server.workers: Expected `int` >= 1"),
-    "task": (
-        "task = 'chatt'\n",
-        END,
-        "rerank, classify; did you mean 'chat'?",
-    ),
+    "task": ("task = 'chatt'\n", END, "'chatt' is none of chat, completions, embeddings, rerank, classify; did you"),
     "routing": ("routing = 'random'\n", END, "'random' is none of hash"),
     "percent": (("= 60", "= 160"), 13, "traffic_percentage: Expected `int` <= 100"),
     "entity name": (('name = "a"', 'name = "a b"'), 13, "served_entities[0].name: Expected `str` matching"),
@@ -169,6 +165,10 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
     "model": ("[backends.n]\nkind = 'native'\nmodel = '/no/such'\n", END + 2, "there is no folder or file '/no/such'"),
     "not a model": ("[backends.n]\nkind = 'native'\nmodel = '/etc'\n", END + 2, "holds no config.json"),
     "state": (("port = 0", "state_file = '/no/such/state.json'"), 2, "the folder '/no/such' cannot be written to"),
+    "usage": ("[usage]\ndatabase = '/dev/null/usage'\n", END + 1, "the folder '/dev/null' cannot be written to"),
+    "usage scheme": ("[usage]\ndatabase = 'mysql://x/y'\n", END + 1, "usage.database: it must be a file of SQLite"),
+    "retention": ("[usage]\nretention = 30\n", END + 1, "usage.retention: Expected `str`"),
+    "users": ("[usage]\nusers = 'hash'\n", END + 1, "'hash' is none of hashed, plain, none; did you mean 'hashed'?"),
     "public": (("port = 0", "host = '0.0.0.0'"), 2, "other machines can reach this address"),
     "host": (("port = 0", "host = '203.0.113.7'\nkeys_env = 'HOME'"), 2, "cannot listen on 203.0.113.7"),
 }
@@ -226,6 +226,9 @@ def test_a_good_file_passes_and_a_mark_at_its_beginning_does_no_harm(tmp_path: P
 def test_offline_leaves_the_machine_out(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(GOOD.replace("[endpoints", "api_key_env = 'NOT_SET'\nca_file = '/no/such'\n[endpoints"))
+    assert check(file)[0] == 1
+    assert check(file, "--offline")[0] == 0
+    file.write_text(GOOD.replace("port = 0", "state_file = '/no/such/state.json'"))
     assert check(file)[0] == 1
     assert check(file, "--offline")[0] == 0
 

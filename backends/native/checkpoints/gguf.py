@@ -13,7 +13,7 @@ from backends.native.checkpoints.cache import kept
 from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.gguf_header import find_models, read_header
 
-_FORM = "1"  # of the folders: another number makes new ones
+_FORM = "2"  # of the folders: another number makes new ones
 _TIMEOUT = 600.0  # seconds
 # The folder from which `backends` is imported, three levels above this one's.
 _ROOT = Path(__file__).resolve().parents[3]

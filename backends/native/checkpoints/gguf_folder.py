@@ -5,7 +5,7 @@ reads a file that is not trusted. Exit code 1 if the file cannot be read; the re
 
 The tensors stay in the file, of which the folder has the path (`WEIGHTS`). transformers knows how the keys of an
 architecture are called in its configuration, and how a vocabulary becomes a tokenizer. What it does not read is added
-here: scaled rotary positions, the split of digits, and all tokens that end a turn.
+here and in `gguf_config`: further keys, scaled rotary positions, the split of digits, all tokens that end a turn.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from backends.native.checkpoints.errors import CheckpointError
+from backends.native.checkpoints.gguf_config import complete, rope_of
 from backends.native.checkpoints.gguf_header import Header, read_header
 from backends.native.checkpoints.layout import WEIGHTS
 
@@ -78,9 +79,14 @@ def _config(file: Path, header: Header) -> Any:
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
     # transformers looks into the first file of a split model only.
     config.tie_word_embeddings = config.tie_word_embeddings and "output.weight" not in header.tensors
+    complete(config, header, file)
     scaling = _scaling(file, header, config)
     if scaling is not None:
-        config.rope_parameters = {**(config.rope_parameters or {}), **scaling}
+        rope = rope_of(config)
+        if rope is None:
+            config.rope_parameters = scaling
+        else:
+            rope.update(scaling)
     return config
 
 

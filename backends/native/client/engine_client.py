@@ -14,16 +14,29 @@ Strategy:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
 import structlog
+from msgspec.structs import replace
 
 from backends.base import Health
 from backends.native.client.inflight import InFlightRequest
 from backends.native.client.transports import Connect, Transport
-from backends.native.protocol.messages import Failed, FromEngine, Loading, Ping, Pong, Ready, Step, Submit, ToEngine
+from backends.native.protocol.messages import (
+    Failed,
+    FromEngine,
+    Loading,
+    Manage,
+    Managed,
+    Ping,
+    Pong,
+    Ready,
+    Step,
+    Submit,
+    ToEngine,
+)
 from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
@@ -37,8 +50,8 @@ _LOADING_FACTOR = 10
 class EngineClient:
     """Keeps a connection to an engine, and the requests in flight over it.
 
-    `ready` describes the present engine, None while there is none; `last_ready` describes the last one. `pong` is the
-    latest answer to a ping.
+    `ready` describes the present engine, None while there is none or it loads; `last_ready` describes the last one.
+    `pong` is the latest answer to a ping. `on_ready` is called with every description.
 
     Args:
         connect: opens a transport to the engine.
@@ -62,6 +75,8 @@ class EngineClient:
         self._start_decided = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reconnect_timer: asyncio.TimerHandle | None = None
+        self._managing: dict[int, asyncio.Future[str | None]] = {}  # by token
+        self.on_ready: Callable[[Ready], None] = lambda _: None
         self.ready: Ready | None = None
         self.last_ready: Ready | None = None
         self.pong: Pong | None = None
@@ -113,7 +128,7 @@ class EngineClient:
         # timer nothing would ever end the wait.
         if self.ready is None and self._reconnect_timer is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
-        request = InFlightRequest(submits, self._send)
+        request = InFlightRequest(submits, self.send)
         for seq in request.seqs:
             self._in_flight[seq] = request
         # A new request is never quarantined, so it need not wait for the trial of another one. Without an engine,
@@ -121,6 +136,23 @@ class EngineClient:
         if self.ready is not None:
             request.submit()
         return request
+
+    async def manage(self, asked: Manage) -> str | None:
+        """Have the engine change something, with a token of this client's; why it refuses, or None.
+
+        Raises:
+            schemas.errors.BackendUnavailable: there is no engine, or it ended meanwhile.
+        """
+        if self._transport is None:
+            raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
+        token = next(self._pings)
+        answer = self._managing[token] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(replace(asked, token=token))
+            why: str | None = await answer
+        finally:
+            self._managing.pop(token)
+        return why
 
     def release(self, request: InFlightRequest) -> None:
         """Cancel the request's unfinished sequences, and forget it."""
@@ -172,6 +204,9 @@ class EngineClient:
             # Both are cleared before the await: while the transport closes, other tasks must not submit to the lost
             # engine.
             transport, self._transport = self._transport, None
+            for answer in self._managing.values():
+                if not answer.done():
+                    answer.set_exception(BackendUnavailable("The engine ended."))
             was_ready, self.ready = self.ready is not None, None
             await transport.aclose()
         # An engine that is lost while it loads starts no timer: `start` waits on until `fail_start` or `Failed`, and
@@ -205,7 +240,7 @@ class EngineClient:
                 self._silent_pings = 0
             # The step loop answers pings. While the engine loads there is none; its process repeats `Loading` instead.
             if not loading:
-                self._send(Ping(next(self._pings)))
+                self.send(Ping(next(self._pings)))
             with suppress(TimeoutError):  # not `wait_for`, which before Python 3.12 may swallow a cancellation
                 async with asyncio.timeout(self._heartbeat):
                     await lost.wait()
@@ -224,22 +259,39 @@ class EngineClient:
                     self._submit_waiting()
             case Pong():
                 self.pong = message
+            case Managed():
+                self._receive_managed(message)
             case Loading():
-                self._health = Health("loading", f"{message.what} {message.fraction:.0%}".strip())
-                # After a failed wait no timer runs. An engine that loads is a reason to accept requests again (see
-                # `submit`); a timer that runs already goes on.
-                if self._start_decided.is_set():
-                    self._start_reconnect_timer()
+                self._receive_loading(message)
             case Ready():
-                self._cancel_reconnect_timer()
-                # `ready` is set before `_submit_waiting`, which submits nothing without it.
-                self.ready = self.last_ready = message
-                self._health = Health("ready")
-                self._start_decided.set()
-                self._submit_waiting()
+                self._receive_ready(message)
             case Failed():
                 log.error("engine.failed", why=message.why)
                 self._fail(message.why)
+
+    def _receive_managed(self, message: Managed) -> None:
+        answer = self._managing.get(message.token)  # None: nobody waits any more
+        if answer is not None and not answer.done():
+            answer.set_result(message.error)
+
+    def _receive_loading(self, message: Loading) -> None:
+        # An engine that was ready loads again when it is woken: requests wait for its `Ready`.
+        self.ready = None
+        self._health = Health("loading", f"{message.what} {message.fraction:.0%}".strip())
+        # After a failed wait no timer runs. An engine that loads is a reason to accept requests again (see `submit`); a
+        # timer that runs already goes on.
+        if self._start_decided.is_set():
+            self._start_reconnect_timer()
+
+    def _receive_ready(self, message: Ready) -> None:
+        self._cancel_reconnect_timer()
+        # `ready` is set before `_submit_waiting`, which submits nothing without it.
+        self.ready = self.last_ready = message
+        # With a detail, others are preferred where there is a choice, and background work leaves it alone.
+        self._health = Health("ready", "asleep" if message.asleep else "")
+        self.on_ready(message)
+        self._start_decided.set()
+        self._submit_waiting()
 
     def _submit_waiting(self) -> None:
         """Submit the requests that the present engine was not asked for, of quarantined ones one at a time."""
@@ -300,7 +352,8 @@ class EngineClient:
         # repetitions.
         return [request for request in dict.fromkeys(self._in_flight.values()) if request.unfinished]
 
-    def _send(self, message: ToEngine) -> None:
+    def send(self, message: ToEngine) -> None:
+        """Send a message now; without an engine it is dropped."""
         # A `Cancel` for a lost engine is dropped: the engine's sequences are gone with it.
         if self._transport is not None:
             self._transport.send(message)

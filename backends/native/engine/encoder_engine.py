@@ -1,7 +1,7 @@
 """The engine of encoders (BERT and the like): padded batches of texts in, embeddings or scores out.
 
-It handles the same messages as `loop.Engine` and is stepped the same way (`loop.Steps`). A text is run whole, in one
-step, and leaves no state. Each step runs the text that has waited longest, beside those that cost least padding.
+It handles the same messages as `loop.Engine` and is stepped the same way (`steps.Steps`). A text is run whole, in one
+step, and leaves no state. Each step runs the text that is first in fair order, beside those that cost least padding.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from backends.fairness import FairQueue, Place
 from backends.native.engine.pooling.pooler import Pooler
 from backends.native.protocol.messages import Cancel, Output, Ping, Pong, Step, Submit, ToEngine
 from schemas.ir import FinishReason
@@ -36,6 +37,7 @@ class EncoderEngine:
         step_tokens: the most tokens of a step, padding included; a single longer text is run alone.
         max_sequences: the most texts of a step.
         max_waiting: the most waiting texts; more are refused as overload.
+        short_first: whether short texts do not wait for long ones (`FairClock`).
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class EncoderEngine:
         step_tokens: int,
         max_sequences: int,
         max_waiting: int,
+        short_first: bool = False,
     ) -> None:
         self._model = model
         self._pooler = pooler
@@ -56,8 +59,8 @@ class EncoderEngine:
         self._step_tokens = step_tokens
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
-        # Insertion order is the order of arrival: the first entry has waited longest.
-        self._waiting: dict[_Key, Submit] = {}
+        self._queue: FairQueue[tuple[_Key, Submit]] = FairQueue(short_first=short_first)
+        self._waiting: dict[_Key, Place[tuple[_Key, Submit]]] = {}
         self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
 
     @property
@@ -71,7 +74,7 @@ class EncoderEngine:
             case Submit():
                 self.submit(connection, message)
             case Cancel():
-                self._waiting.pop((connection, message.seq), None)
+                self._drop((connection, message.seq))
             case Ping():
                 return Pong(message.token, waiting=len(self._waiting))
         return None
@@ -85,11 +88,13 @@ class EncoderEngine:
             why = f"{waiting} sequences are waiting already"
             self._outputs[connection].append(Output(request.seq, error=why, overloaded=True))
         else:
-            self._waiting[connection, request.seq] = request
+            key = connection, request.seq
+            self._waiting[key] = self._queue.put((key, request), request.flow, len(request.prompt))
 
     def disconnect(self, connection: int) -> None:
         """Drop every text of a connection that was lost."""
-        self._waiting = {key: request for key, request in self._waiting.items() if key[0] != connection}
+        for key in [key for key in self._waiting if key[0] == connection]:
+            self._drop(key)
         self._outputs.pop(connection, None)
 
     def step(self) -> dict[int, Step]:
@@ -101,9 +106,25 @@ class EncoderEngine:
         # Texts leave the queue before they are run: one that fails gets an error as its output and is not tried again.
         batch = self._batch()
         with torch.inference_mode():
-            self._run([(key, self._waiting.pop(key)) for key in batch])
+            self._run([self._queue.take(self._waiting.pop(key)) for key in batch])
         outputs, self._outputs = self._outputs, defaultdict(list)
         return {connection: Step(tuple(made)) for connection, made in outputs.items()}
+
+    def _drop(self, key: _Key) -> None:
+        if (place := self._waiting.pop(key, None)) is not None:
+            self._queue.drop(place)
+
+    loras: None = None  # none are applied to encoders
+
+    def lora_keys(self) -> set[str]:
+        """The keys of the LoRA adapters that sequences use."""
+        return set()
+
+    def sleep(self) -> None:
+        """Do nothing: there are no caches."""
+
+    def wake(self) -> None:
+        """Do nothing."""
 
     def _refusal(self, request: Submit) -> str | None:
         # Refused here, for every client: an encoder has no output layer to make logits with.
@@ -116,17 +137,18 @@ class EncoderEngine:
         return None
 
     def _batch(self) -> list[_Key]:
-        """Choose the texts of a step: the oldest, then those closest to it in length, which cost least padding."""
+        """Choose the texts of a step: the first, then those closest to it in length, which cost least padding."""
         if not self._waiting:
             return []
-        oldest = len(next(iter(self._waiting.values())).prompt)
-        lengths = {key: len(request.prompt) for key, request in self._waiting.items()}
+        key, first = self._queue.first.item
+        # Those of equal length in the order of arrival.
+        lengths = {key: len(first.prompt)} | {key: place.tokens for key, place in self._waiting.items()}
         batch: list[_Key] = []
         longest = 0
-        # The sort is stable and the oldest text has distance 0, so the oldest is always first and no text starves.
-        for key in sorted(lengths, key=lambda key: abs(lengths[key] - oldest)):
+        # The sort is stable and the first text has distance 0, so it is always first and no text starves.
+        for key in sorted(lengths, key=lambda key: abs(lengths[key] - len(first.prompt))):
             # The cost of a padded batch is its longest text times its number of texts. Later texts are ever further
-            # from the oldest in length, so the first that does not fit ends the batch.
+            # from the first in length, so the first that does not fit ends the batch.
             longest = max(longest, lengths[key])
             if batch and (len(batch) == self._max_sequences or longest * (len(batch) + 1) > self._step_tokens):
                 break

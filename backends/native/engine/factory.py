@@ -28,9 +28,11 @@ from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
 from backends.native.engine.loading.lora_check import why_not_adapted
 from backends.native.engine.loading.self_check import why_not_packed
+from backends.native.engine.loading.stacking_check import find_stacking
 from backends.native.engine.loading.weights import LoadedModel, is_encoder, load, load_encoder
-from backends.native.engine.loop import Engine, Steps
+from backends.native.engine.loop import Engine
 from backends.native.engine.lora.layers import inject_lora
+from backends.native.engine.lora.table import LoraTable
 from backends.native.engine.lora.weights import load_lora_adapters
 from backends.native.engine.multimodal.profiling import find_processor, make_embedder, profile
 from backends.native.engine.pooling.hidden_states import HiddenStates
@@ -44,6 +46,7 @@ from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.scheduling.speculation import Speculation
+from backends.native.engine.steps import Manageable
 from backends.native.machine import available_memory, physical_cores
 from backends.native.model_files import check_sizes
 from backends.native.multimodal.processing import NotServed
@@ -68,7 +71,7 @@ _SMALL_PARAMETERS = 8_000_000
 _LOGGED = ("execution_path", "device", "dtype", "context_length", "max_sequences", "lora_adapters")
 
 
-def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
+def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Ready]:
     """Load a model; return an engine ready to step, and the `Ready` message that announces it to workers.
 
     Args:
@@ -99,7 +102,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     return engine, ready
 
 
-def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
+def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Ready]:
     """Build the engine of a causal language model."""
     # The order of what follows is fixed. Layers are replaced and checked before LoRA adapters wrap them; the cache is
     # sized last, when weights and LoRA adapters have taken their memory.
@@ -116,7 +119,7 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Steps, Ready]:
     return _assemble(loaded, options, runner, sizes.blocks)
 
 
-def _encoder(recipe: Recipe, options: EngineOptions) -> tuple[Steps, Ready]:
+def _encoder(recipe: Recipe, options: EngineOptions) -> tuple[Manageable, Ready]:
     """Build the engine of a model that makes embeddings and no text."""
     loaded = load_encoder(str(Path(options.model, recipe.folder)), options.dtype, options.device)
     pooler = Pooler(recipe, options.model, loaded.config.hidden_size, loaded.model.device)
@@ -124,7 +127,7 @@ def _encoder(recipe: Recipe, options: EngineOptions) -> tuple[Steps, Ready]:
     return _encoder_engine(loaded, pooler, context, options)
 
 
-def _classifier(options: EngineOptions) -> tuple[Steps, Ready]:
+def _classifier(options: EngineOptions) -> tuple[Manageable, Ready]:
     """Build the engine of a model that makes scores and no text."""
     loaded = load_encoder(options.model, options.dtype, options.device, classifies=True)
     # The heads of decoders take the last token that is no padding: without a padding token they take one text a time.
@@ -135,7 +138,7 @@ def _classifier(options: EngineOptions) -> tuple[Steps, Ready]:
 
 def _encoder_engine(
     loaded: LoadedModel, pooler: Pooler | None, context: int, options: EngineOptions
-) -> tuple[Steps, Ready]:
+) -> tuple[Manageable, Ready]:
     torch.set_num_threads(options.threads or _threads(loaded.model))
     watch_layers(loaded.model)
     engine = EncoderEngine(
@@ -146,6 +149,7 @@ def _encoder_engine(
         step_tokens=options.step_tokens,
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
+        short_first=options.short_first,
     )
     size = pooler.size if pooler else 0
     return engine, _ready(loaded, options, context, execution_path="encoder", embedding_size=size, generates=False)
@@ -179,7 +183,7 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     if options.execution_path != "auto":
         _quantize(loaded, options.dtype)
         return options.execution_path == "packed"
-    fuse = partial(fuse_layers, longest=loaded.context_length, join=not options.lora_adapters)
+    fuse = partial(fuse_layers, longest=loaded.context_length, join=not (options.lora_adapters or options.lora_folder))
 
     # What is done to the model below, without quantization: that changes logits by design and would fail the
     # comparison. `least=1`: every layer of the small copy is below the size from which packing pays.
@@ -261,8 +265,17 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         constraints=Constraints.load(options.model, loaded.vocab_size, loaded.eos_token_ids),
         hidden=hidden,
         speculation=Speculation() if options.speculation and runner.speculates else None,
+        loras=_loras(loaded.model, options, runner.execution_path),
     )
     return engine, ready
+
+
+def _loras(model: Any, options: EngineOptions, execution_path: str) -> LoraTable:
+    """The LoRA adapters of the options, and what loads others, if the options allow it."""
+    if not options.lora_folder:
+        return LoraTable(options.lora_adapters)
+    check = partial(why_not_adapted, model, execution_path=execution_path)
+    return LoraTable(options.lora_adapters, model, check)
 
 
 def _context(loaded: LoadedModel, options: EngineOptions) -> int:
@@ -324,7 +337,7 @@ def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[R
     most = max(_PER_SEQUENCE_TOKENS, _context(loaded, options)) // options.block_size
     blocks = _wanted_blocks(loaded, options)
     sizes = CacheSizes(blocks if options.kv_tokens else min(blocks, most), options.max_sequences)
-    return PerSequenceRunner(loaded.model, tuple(options.lora_adapters)), sizes
+    return PerSequenceRunner(loaded.model, tuple(options.lora_adapters), find_stacking(loaded.model)), sizes
 
 
 def _cache_bytes(device: torch.device, step_bytes: int) -> int:

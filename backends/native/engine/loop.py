@@ -19,11 +19,12 @@ from collections import defaultdict
 from collections.abc import Sequence as Seq
 from itertools import count
 from operator import attrgetter
-from typing import Protocol
 
 import structlog
 import torch
+from msgspec.structs import replace
 
+from backends.native.engine.lora.table import LoraTable
 from backends.native.engine.pooling.hidden_states import HiddenStates, embedding_of
 from backends.native.engine.runner.packed import Runner
 from backends.native.engine.sampling.grammar_masks import Constraints
@@ -44,27 +45,6 @@ GRAMMAR_FAILED = "it takes more time or memory than it may"
 _LORA_ADAPTER = attrgetter("sequence.request.lora_adapter")
 
 
-class Steps(Protocol):
-    """What a serving loop drives: `Engine` here, or `encoder_engine.EncoderEngine`. All calls come from one thread."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether `step` would run a sequence or return an output."""
-        ...
-
-    def handle(self, connection: int, message: ToEngine) -> Pong | None:
-        """Handle one message of a worker; return the answer to a `Ping`, which may arrive in the middle of a step."""
-        ...
-
-    def disconnect(self, connection: int) -> None:
-        """Free every sequence of a connection that was lost."""
-        ...
-
-    def step(self) -> dict[int, Step]:
-        """Run one step and return its outputs by connection."""
-        ...
-
-
 class Engine:
     """Runs the sequences of all connections.
 
@@ -76,6 +56,7 @@ class Engine:
         constraints: for grammars; None if the model has no tokenizer for them.
         hidden: collects hidden states for embeddings; None if the model makes none.
         speculation: chooses drafts; None: none are verified.
+        loras: the model's LoRA adapters; None: those of the runner, and no others later.
     """
 
     def __init__(
@@ -88,6 +69,7 @@ class Engine:
         constraints: Constraints | None = None,
         hidden: HiddenStates | None = None,
         speculation: Speculation | None = None,
+        loras: LoraTable | None = None,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -96,6 +78,7 @@ class Engine:
         self._constraints = constraints
         self._hidden = hidden
         self._speculation = speculation
+        self.loras: LoraTable = LoraTable(runner.lora_adapters) if loras is None else loras
         if constraints is not None:
             constraints.speculates = speculation is not None
         # Never reset: the order of arrival breaks ties of priority, also for sequences that return after a preemption.
@@ -123,7 +106,9 @@ class Engine:
 
     def submit(self, connection: int, request: Submit) -> None:
         """Queue a sequence. If it is refused, the next step returns the reason as its error."""
-        sequence = Sequence(connection, request, next(self._arrivals), salt=request.lora_adapter.encode())
+        lora = self.loras.keys.get(request.lora_adapter, "")  # a name that there is none of is refused below
+        known = request if lora == request.lora_adapter else replace(request, lora_adapter=lora)
+        sequence = Sequence(connection, known, next(self._arrivals), salt=lora.encode())
         sequence.submitted = time.monotonic()
         try:
             self._validate(connection, request)
@@ -144,6 +129,19 @@ class Engine:
         for key in [key for key in self._sequences if key[0] == connection]:
             self._end(self._sequences[key])
         self._outputs.pop(connection, None)
+
+    def lora_keys(self) -> set[str]:
+        """The keys of the LoRA adapters that sequences use."""
+        return {sequence.request.lora_adapter for sequence in self._sequences.values()}
+
+    def sleep(self) -> None:
+        """Free the KV cache and forget its prefixes. There must be no sequences."""
+        self._runner.sleep()
+        self._scheduler.pool.clear()
+
+    def wake(self) -> None:
+        """Make an empty KV cache."""
+        self._runner.wake()
 
     def pong(self, ping: Ping) -> Pong:
         """Answer a `Ping` with the current queue lengths, blocks and counters."""
@@ -180,7 +178,7 @@ class Engine:
         held = self._compute_masks()
         # Step 2, schedule. The works' order is free: each row of the forward knows its own sequence.
         works = self._scheduler.schedule()
-        if self._runner.lora_adapters:
+        if self.loras.keys:
             works.sort(key=_LORA_ADAPTER)  # those of a LoRA adapter go through it together
         # Every sequence is held by its grammar. `busy` stays True, so without this wait the serving loop would spin.
         if held and not works:
@@ -209,7 +207,7 @@ class Engine:
             raise Refused(f"an image takes more tokens than the engine's limit of {self._runner.image_tokens}")
         if request.pool and self._hidden is None:
             raise Refused("the model makes no embeddings")
-        if request.lora_adapter and request.lora_adapter not in self._runner.lora_adapters:
+        if request.lora_adapter and request.lora_adapter not in self.loras.keys:
             raise Refused(f"there is no LoRA adapter '{request.lora_adapter}'")
         # On a GPU an id outside of the vocabulary is a device-side assertion, which ends the process for all sequences.
         # Hence all ids that index a tensor are checked before the sequence is queued.
@@ -334,6 +332,7 @@ class Engine:
             sequence.constraint.leave()
         self._scheduler.remove(sequence)
         self._runner.forget(sequence)
+        self.loras.drop_unused(self.lora_keys)
         if self._speculation is not None:
             self._speculation.forget(sequence)
 

@@ -33,6 +33,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         text_only: reject images even if the model takes them.
         execution_path: `auto` (the self-check decides), `packed` (paged cache) or `per_sequence`.
         lora_adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by name.
+        lora_folder: the folder of LoRA adapters that may be loaded while the model is served; empty: none may be.
     """
 
     model: str
@@ -51,3 +52,4 @@ class EngineOptions(msgspec.Struct, frozen=True):
     text_only: bool = False
     execution_path: str = "auto"
     lora_adapters: dict[LoraName, str] = {}
+    lora_folder: str = ""

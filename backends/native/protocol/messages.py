@@ -7,6 +7,8 @@ step.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from schemas.ir import FinishReason
@@ -106,6 +108,20 @@ class Ping(Message, frozen=True):
     token: int
 
 
+class Manage(Message, frozen=True):
+    """Worker to engine: change something for all workers; answered by `Managed`, and by a `Ready` once it is done.
+
+    `sleep` with a `level` (see `engine.serving.management`), `wake`, `load_lora` with a `name` and the folder `path`,
+    and `unload_lora` with a `name`. The worker has checked names and paths.
+    """
+
+    token: int
+    action: Literal["sleep", "wake", "load_lora", "unload_lora"]
+    level: int = 1
+    name: str = ""
+    path: str = ""
+
+
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities (natural) at one position, before temperature and all other processing: of the token itself,
     and of the most probable tokens, best first.
@@ -180,10 +196,11 @@ class Loading(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """Engine to worker: the model is loaded; the first message on every connection made after that.
+    """Engine to worker: the model is loaded; the first message on every connection made after that, and sent again
+    when something of it has changed.
 
-    `embedding_size` 0: no embeddings; without `generates`, only embeddings. `image_tokens` is the most placeholder
-    tokens that one image may take; 0: no images.
+    `asleep` is the level of its sleep, 0: it is awake. `embedding_size` 0: no embeddings; without `generates`, only
+    embeddings or scores. `image_tokens` is the most placeholder tokens that one image may take; 0: no images.
     """
 
     context_length: int
@@ -197,11 +214,19 @@ class Ready(Message, frozen=True):
     embedding_size: int = 0
     generates: bool = True
     lora_adapters: tuple[str, ...] = ()
+    asleep: int = 0
 
     @property
     def images(self) -> bool:
         """Whether prompts may contain images."""
         return self.image_tokens > 0
+
+
+class Managed(Message, frozen=True):
+    """Engine to worker: a `Manage` was carried out, or begun (`sleep`); `error`: it was refused, for the operator."""
+
+    token: int
+    error: str | None = None
 
 
 class Failed(Message, frozen=True):
@@ -210,5 +235,5 @@ class Failed(Message, frozen=True):
     why: str
 
 
-ToEngine = Submit | Cancel | Ping
-FromEngine = Step | Pong | Loading | Ready | Failed
+ToEngine = Submit | Cancel | Ping | Manage
+FromEngine = Step | Pong | Loading | Ready | Managed | Failed

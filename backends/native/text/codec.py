@@ -28,7 +28,9 @@ from backends.native.protocol.messages import Logprobs
 from backends.native.text.infill import Infill
 from backends.native.text.vocabulary import HfVocabulary
 from backends.native.tools.families.table import find_form
+from backends.native.tools.family import Family
 from backends.native.tools.generic import plain_turns
+from backends.native.tools.response_template import NotRead, read_response_template
 from schemas.catalog import TokenizerInfo
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
@@ -84,7 +86,8 @@ class TextCodec:
         named = {name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)}
         self.info = TokenizerInfo(named, source or None)
         sources = source.values() if isinstance(source, dict) else [source or ""]
-        self.form = find_form("\0".join(sources), tokenizer.added_tokens_encoder, tool_format, reasoning_format)
+        own = _own_form(tokenizer)
+        self.form = find_form("\0".join(sources), tokenizer.added_tokens_encoder, tool_format, reasoning_format, own)
         # All added tokens, special or not: the tokenizer finds each of them in any text. `(?!)` never matches.
         if source and not self.form.can_call and tool_format == "auto":
             log.warning("tools.refused", why="the chat template's form of calls is not known: set `tool_format`")
@@ -293,6 +296,18 @@ class TextCodec:
         if size < _LONG_TEXT:
             return work(self._tokenizer)
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self._thread_tokenizer)
+
+
+def _own_form(tokenizer: Any) -> Family | None:
+    """How the model's own response template says that it answers, if it has one."""
+    template = getattr(tokenizer, "response_template", None)
+    if template is None:
+        return None
+    try:
+        return read_response_template(template)
+    except NotRead as error:
+        log.warning("response_template.ignored", why=str(error))
+        return None
 
 
 def _bos(tokenizer: Any) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ can only begin what it is the tag of. Where a tag is text, a text ends at the fi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from llguidance import regex_to_lark
@@ -14,6 +15,7 @@ from llguidance import regex_to_lark
 from backends.native.grammar.grammar import grammar_source
 from backends.native.grammar.schema_limits import check_schema
 from backends.native.grammar.schema_text import schema_text
+from backends.native.tools.answers import first_characters, without_calls
 from backends.native.tools.arguments.schema import arguments_schema
 from backends.native.tools.choice import callable_tools, is_free, max_calls, must_call, offered_tools
 from backends.native.tools.family import CallFormat, Family
@@ -22,7 +24,8 @@ from backends.native.tools.tags import ANY, Tags, escaped
 from schemas.errors import UnsupportedFeature
 from schemas.ir import Generate, Grammar, Tool
 
-_NOTHING = '""'
+_SHARED = ("$defs", "definitions")
+_MEMBER = re.compile(r'"(\w+)": ')
 
 
 def answer_grammar(
@@ -125,9 +128,37 @@ class _Maker:
         if not form.at_start or self._family.text[0]:
             return f"({self.answer(grammar)} | {self.calls()})"
         # Both could begin with the same characters; a token before the calls tells them apart.
-        if not self._tags.starts(form.before):
-            raise UnsupportedFeature("The model cannot combine tools with a response format.", feature="tools")
-        return f"({self.answer(grammar)} | {self._tags.literal(form.before)} {self.calls()})"
+        if self._tags.starts(form.before):
+            return f"({self.answer(grammar)} | {self._tags.literal(form.before)} {self.calls()})"
+        begins = (form.opens + form.head)[0]
+        if begins not in (openings := first_characters(grammar)):
+            return f"({self.answer(grammar)} | {self.calls()})"
+        if openings == "{" and form.in_object and (answers := without_calls(grammar, _members(form))) is not None:
+            return f"({self.answer(answers)} | {self._call_objects()})"
+        raise UnsupportedFeature(
+            "The model writes tool calls as JSON, and an answer in this response format could look like one. Tools can "
+            "be combined with the schema of an object that has no such properties.",
+            feature="tools",
+        )
+
+    def _call_objects(self) -> str:
+        """One call, an object, where an answer is an object, too.
+
+        It is written by a schema like the answer: literals of both would begin alike, and the longer one win.
+        """
+        form = self._family.calls[0]
+        name, arguments = _members(form)
+        rules = []
+        for place, tool in enumerate(self._tools):
+            given = {"type": "object"} if self._any_arguments and not tool.strict else arguments_schema(tool.parameters)
+            check_schema(given, "tools")
+            members = {name: {"const": tool.name}, arguments: {key: given[key] for key in given if key not in _SHARED}}
+            schema = {"type": "object", "properties": members, "required": [*members], "additionalProperties": False}
+            # Definitions are found from the root of a schema.
+            schema |= {key: given[key] for key in _SHARED if key in given}
+            self._rules.append(f"call_{place}: %json {schema_text(schema, lenient=not tool.strict)}")
+            rules.append(f"call_{place}")
+        return f"({' | '.join(rules)})"
 
     def calls(self) -> str:
         """Calls only."""
@@ -155,6 +186,11 @@ class _Maker:
             if self._text_opening():
                 return f"({self._text_opening()}TEXT{self._text_closing()} | {called})"
             return f"{self._with_tokens(text_tokens)} ({called})?"
+        if len(begun := tags.before_token(form.trigger)) < len(form.trigger):
+            # A token within the tag begins the call, and what precedes it there may occur in a text, too.
+            self._rules += [f"TEXT: /{ANY}/", f"OPENED: /{ANY}{escaped(begun)}/"]
+            token = tags.literal(form.trigger[len(begun) :])
+            return f"{self._before(text_tokens)}(TEXT | OPENED {token} {calls})"
         # The tag is text. `opened` ends at the first one, and TEXT has none.
         self._rules += tags.until("opened", form.trigger)
         self._rules.append(f"TEXT: /{ANY}/ & ~/{ANY}{escaped(form.trigger)}{ANY}/")
@@ -217,6 +253,12 @@ class _Maker:
             # reject the request.
             rule = f"arguments_{place}"
             self._rules += form.arguments.grammar(rule, schema, self._tags, lenient=not tool.strict)
+
+
+def _members(form: CallFormat) -> tuple[str, str]:
+    """The names of the members of a call, an object, that hold its name and its arguments."""
+    name, arguments = _MEMBER.findall(form.head + form.middle)
+    return name, arguments
 
 
 def _beginning(form: CallFormat) -> str:

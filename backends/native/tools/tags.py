@@ -46,10 +46,17 @@ class Tags:
         if self.starts(closes):
             terminal = rule.upper()
             return [f"{rule}: {terminal} {self.literal(closes, optional_breaks=False)}", f"{terminal}: /{body}/"]
-        text = self._split.split(closes)[0]
-        rest = self.literal(closes[len(text) :], optional_breaks=False)
+        text = self.before_token(closes)
+        if len(text) < len(closes):
+            # The token ends the text: what precedes it in the tag may occur in the text, too.
+            terminal, rest = rule.upper(), self.literal(closes[len(text) :], optional_breaks=False)
+            return [f"{rule}: {terminal} {rest}", f"{terminal}: /({body}){escaped(text)}/"]
         # `suffix` ends the text at the first place where it follows, without looking further.
-        return [f"{rule}: {rule}_text {rest}", f"{rule}_text[suffix={json.dumps(text)}]: /{body}/"]
+        return [f"{rule}: {rule}_text", f"{rule}_text[suffix={json.dumps(text)}]: /{body}/"]
+
+    def before_token(self, text: str) -> str:
+        """A text up to the first token in it; the whole text if there is none."""
+        return self._split.split(text)[0]
 
 
 def _quoted(text: str) -> list[str]:

@@ -82,7 +82,7 @@ def test_whole_answers_and_streams_come_over_tls(server: Server) -> None:
     assert "".join(deltas) == whole.json()["choices"][0]["message"]["content"] != ""
 
 
-def test_a_client_without_a_certificate_is_told_so_and_may_ask_for_the_health(server: Server) -> None:
+def test_a_client_without_a_certificate_gets_a_403_and_may_ask_for_the_health(server: Server) -> None:
     with server.client(certified=False) as client:
         for path in ("/v1/chat/completions", "/v1/messages"):
             refused = client.post(path, json=CHAT)

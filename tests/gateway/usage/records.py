@@ -18,6 +18,7 @@ RECORD = Record(
     model="small",
     protocol="openai",
     route="chat",
+    kind="generate",
     user=None,
     streamed=False,
     prompt_tokens=10,
@@ -30,7 +31,7 @@ RECORD = Record(
     status=200,
     outcome="ok",
     stage=None,
-    finish_reasons=("eos",),
+    finish_reasons="eos",
 )
 
 

@@ -84,10 +84,6 @@ def test_a_failure_at_any_statement_loses_and_doubles_nothing(
             self._step()
             return self.inner.execute(*words)
 
-        def execute_many(self, *words: Any) -> None:
-            self._step()
-            self.inner.execute_many(*words)
-
     collector = collecting(tmp_path)
     monkeypatch.setattr(module, "open_database", Failing)
     with pytest.raises(DatabaseError):

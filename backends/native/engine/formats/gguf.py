@@ -35,11 +35,9 @@ def read_gguf(file: Path, model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is damaged, or has tensors that the model has no place for.
     """
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
-
     header = read_header(file)
     # Processors take the numbers of heads from it, and may put tensors that they join (experts) into `made`.
-    processor = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
+    processor = _processor(model, header.architecture)
     names = _names(model, processor)
     made: dict[str, Any] = {"tensors": {}}
     unused = []
@@ -55,6 +53,17 @@ def read_gguf(file: Path, model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
         raise CheckpointError(f"{file} has {len(unused)} tensors that {type(model).__name__} does not: {unused[0]} ...")
     tensors: dict[str, Tensor] = made["tensors"]
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def tensor_names(model: Any, architecture: str) -> dict[str, str]:
+    """The names of a model's tensors in transformers by those in GGUF files."""
+    return _names(model, _processor(model, architecture))
+
+
+def _processor(model: Any, architecture: str) -> Any:
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+    return TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
 
 
 def _names(model: Any, processor: Any) -> dict[str, str]:

@@ -64,10 +64,15 @@ def why_not_packed(model: Any, kernel: Kernel = best_kernel, change: Change = la
 
 
 def _why_small_copy_differs(model: Any, kernel: Kernel, change: Change) -> str | None:
-    kinds = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
-    if kinds - _KINDS:
-        return f"it has layers of kind {', '.join(sorted(kinds - _KINDS))}"
+    unknown = changes_with_length(model)
+    if unknown:
+        return f"it has layers of kind {', '.join(sorted(unknown))}"
     return on_small_copy(model, lambda small: compare(small, kernel, change))
+
+
+def changes_with_length(model: Any) -> set[str]:
+    """The kinds of the model's layers that may behave otherwise at lengths that a small copy does not reach."""
+    return set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()) - _KINDS
 
 
 def on_small_copy(model: Any, check: Callable[[Any], str | None]) -> str | None:

@@ -54,6 +54,8 @@ _STATE_SPACES = (
 )
 # CodeGen's code splits its heads over four devices that it was trained on.
 _LEAST_HEADS = {"codegen": 4}
+# Names for widths that are the hidden width, in models without attention heads.
+_HIDDEN_WIDTHS = ("attention_hidden_size", "embedding_dim")
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 _IMAGE_TOKEN_IDS = ("image_token_id", "image_token_index")
 
@@ -179,6 +181,9 @@ def _shrink_layers(config: Any, layers: int) -> None:
 def _shrink_heads(config: Any) -> None:
     heads = getattr(config, "num_attention_heads", None)
     if heads is None:
+        for name in _HIDDEN_WIDTHS:
+            if getattr(config, name, None) == config.hidden_size:
+                setattr(config, name, min(config.hidden_size, _WIDTH))
         config.hidden_size = min(config.hidden_size, _WIDTH)
         return
     shared = getattr(config, "num_key_value_heads", None) or heads

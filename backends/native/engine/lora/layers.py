@@ -90,7 +90,11 @@ class LoraLinear(nn.Module):
     def __init__(self, linear: Any, by_name: Mapping[str, LowRank]) -> None:
         super().__init__()
         self._linear = linear
-        self._by_name = by_name
+        self.by_name = dict(by_name)
+        # Its widths, which are those of the layer that it wraps.
+        for width in ("in_features", "out_features", "nx", "nf"):
+            if hasattr(linear, width):
+                setattr(self, width, getattr(linear, width))
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -107,7 +111,7 @@ class LoraLinear(nn.Module):
         if len(rows) != current.rows:
             raise RuntimeError(f"an adapted layer was given {len(rows)} of a step's {current.rows} rows")
         for name, start, end in current.adapted:
-            found = self._by_name.get(name)
+            found = self.by_name.get(name)
             if found is not None:
                 product[start:end].addmm_(functional.linear(rows[start:end], found.a), found.b)
 
@@ -118,4 +122,14 @@ def inject_lora(model: Any, lora_adapters: Mapping[str, LoraAdapter]) -> None:
         parent, _, name = layer.rpartition(".")
         by_name = {each: lora[layer] for each, lora in lora_adapters.items() if layer in lora}
         linear = model.get_submodule(layer)
-        setattr(model.get_submodule(parent), name, LoraLinear(linear, by_name))
+        if isinstance(linear, LoraLinear):
+            linear.by_name |= by_name
+        else:
+            setattr(model.get_submodule(parent), name, LoraLinear(linear, by_name))
+
+
+def eject_lora(model: Any, name: str) -> None:
+    """Take the LoRA adapter `name` out of `model`. Layers stay wrapped: a step without LoRA adapters is as fast."""
+    for module in model.modules():
+        if isinstance(module, LoraLinear):
+            module.by_name.pop(name, None)

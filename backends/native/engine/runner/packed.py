@@ -68,6 +68,14 @@ class Runner(Protocol):
         """Drop what is kept for a sequence that ended or was preempted."""
         ...
 
+    def sleep(self) -> None:
+        """Free the cache; there must be no sequences."""
+        ...
+
+    def wake(self) -> None:
+        """Make the cache anew."""
+        ...
+
 
 class PackedRunner:
     """Many sequences in one `[1, tokens]` forward over a paged cache.
@@ -98,6 +106,7 @@ class PackedRunner:
         adapt_attention(text_part(model))
         self._model = model
         self.cache = cache
+        self._blocks = cache.blocks
         self.states = StatePool(cache.block_size, snapshots) if separate_sequences(text_part(model)) else None
         # A recurrent state cannot go back to where a draft was wrong.
         self.speculates = self.states is None
@@ -158,6 +167,14 @@ class PackedRunner:
             self.states.forget(sequence)
         if self._embedder is not None:
             self._embedder.forget(sequence)
+
+    def sleep(self) -> None:
+        """See `Runner`."""
+        self.cache = self.cache.resized(0)
+
+    def wake(self) -> None:
+        """See `Runner`."""
+        self.cache = self.cache.resized(self._blocks)
 
     def _metadata(self, works: Seq[Work], positions: Tensor) -> AttentionMetadata:
         size = self.cache.block_size

@@ -147,6 +147,14 @@ class BlockPool:
             self._keys[block] = key
             self._by_key[key] = block
 
+    def clear(self) -> None:
+        """Forget the content of all blocks, which is lost. No sequence may reference any."""
+        assert len(self._free) == self.count
+        self._free = OrderedDict.fromkeys(range(self.count))
+        self.touched = 0
+        self._keys = [None] * self.count
+        self._by_key.clear()
+
     def _evict(self, block: int) -> None:
         key = self._keys[block]
         if key is not None:

@@ -8,8 +8,8 @@ OSDI 2022), over a paged KV cache (vLLM, arXiv 2309.06180).
   starts less far behind. A prompt longer than the budget takes several steps (chunked prefill, Sarathi-Serve,
   arXiv 2403.02310), so that decodes go on beside it.
 - *Order* is (priority, virtual start, arrival) in both queues, running and waiting. The virtual start is fair between
-  the flows of sequences (`fairness`); in one flow it grows with arrival, unless short ones go first. The first in order
-  always makes progress, hence every sequence ends.
+  the flows of sequences (`backends.fairness`); in one flow it grows with arrival, unless short ones go first. The first
+  in order always makes progress, hence every sequence ends.
 - *Preemption by recompute*: when blocks run out, or a waiting sequence has greater priority, the last running sequence
   is preempted: its blocks are released and its tokens are computed again later, mostly found in the prefix cache.
   Nothing is swapped out.
@@ -30,8 +30,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from time import monotonic
 
+from backends.fairness import FairClock
 from backends.native.engine.scheduling.block_pool import BlockPool, extend_keys
-from backends.native.engine.scheduling.fairness import FairClock
 from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
 
 # Blocks between two snapshots of a sequence in decode. Each replaces the one before.

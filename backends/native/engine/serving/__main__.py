@@ -74,11 +74,11 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
     from transformers.utils.logging import disable_progress_bar
 
     from backends.native.engine.errors import LoadError
-    from backends.native.engine.factory import load_engine
+    from backends.native.engine.serving.management import ManagedEngine
 
     disable_progress_bar()
     try:
-        engine, ready = load_engine(options, server.announce)
+        engine = ManagedEngine(options, server.announce)
     except LoadError as error:
         structlog.get_logger().error("engine.failed", why=str(error))
         server.announce(Failed(str(error)))
@@ -92,7 +92,7 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
         signal.signal(signum, lambda *_: stop(inbox, stopping))
     # After loading, so that the buffers of loading have been returned to the system.
     keep_freed_memory()
-    server.announce(ready)
+    server.announce(engine.ready)
     serve(engine, inbox, server.send, stopping)
     return 0
 

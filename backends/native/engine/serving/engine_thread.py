@@ -17,7 +17,7 @@ from backends.native.engine.attention.progress import on_progress
 from backends.native.protocol.messages import FromEngine, Ping, ToEngine
 
 if TYPE_CHECKING:  # it imports torch, and this module is imported before a process listens on its socket
-    from backends.native.engine.loop import Steps
+    from backends.native.engine.steps import Steps
 
 Envelope = tuple[int, ToEngine | None]
 Inbox = SimpleQueue[Envelope]

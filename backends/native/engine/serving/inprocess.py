@@ -12,8 +12,8 @@ from threading import Event, Thread
 import structlog
 
 from backends.native.engine.errors import LoadError
-from backends.native.engine.factory import load_engine
 from backends.native.engine.serving.engine_thread import Inbox, serve, stop
+from backends.native.engine.serving.management import ManagedEngine
 from backends.native.import_lock import with_import_lock
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Failed, FromEngine, ToEngine
@@ -52,8 +52,8 @@ class InProcessEngine:
     def _run(self) -> None:
         try:
             # transformers imports its modules lazily and swaps functions of torch meanwhile, for all threads.
-            engine, ready = with_import_lock(load_engine, self._options, self._deliver)
-            self._deliver(ready)
+            engine = with_import_lock(ManagedEngine, self._options, self._deliver)
+            self._deliver(engine.ready)
             serve(engine, self._inbox, lambda _, message: self._deliver(message), self._stopping)
         except LoadError as error:
             self._deliver(Failed(str(error)))

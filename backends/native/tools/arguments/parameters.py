@@ -27,18 +27,22 @@ _KEY = r"(?P<key>[^<>\n\"=]{1,256}?)"
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """`before` key `behind` value `closes`, for each parameter."""
+    """`before` key `behind` value `closes`, for each parameter.
+
+    `behind_json`: what stands in place of `behind` before a value that is JSON, in a family that tells the two apart.
+    """
 
     before: str
     behind: str
     closes: str
+    behind_json: str = ""
 
     begins = ""
 
     @property
     def literals(self) -> str:
         """See `Arguments`."""
-        return "\n".join((self.before, self.behind, self.closes))
+        return "\n".join((self.before, self.behind, self.behind_json, self.closes))
 
     def reader(self, schema: Mapping[str, Any]) -> ArgumentsReader:
         """See `Arguments`."""
@@ -47,21 +51,28 @@ class Parameters(msgspec.Struct, frozen=True):
     def grammar(self, rule: str, schema: dict[str, Any], tokens: Tags, *, lenient: bool) -> list[str]:
         """See `Arguments`."""
         if is_open(schema):
-            before, behind = (tokens.literal(each) for each in (self.before, self.behind))
-            key = f"{rule.upper()}_KEY"
-            return [
-                f"{rule}: ({before} {key} {behind} {rule}_value)*",
-                rf"{key}: /[a-zA-Z_][a-zA-Z0-9_.\-]*/",
-                *tokens.until(f"{rule}_value", self.closes),
-            ]
+            return self._any(rule, tokens)
         required = schema.get("required") or ()
         members, lines = [], []
         for place, (name, given) in enumerate(properties(schema).items()):
             value = f"{rule}_{place}"
-            opening = tokens.literal(f"{self.before}{name}{self.behind}", optional_breaks=False)
+            kind = resolved(given, schema)
+            behind = self.behind if types(kind) == ("string",) else self.behind_json or self.behind
+            opening = tokens.literal(f"{self.before}{name}{behind}", optional_breaks=False)
             members.append((f"{opening} {value}", name in required))
-            lines += self._value(value, resolved(given, schema), schema, tokens, lenient=lenient)
+            lines += self._value(value, kind, schema, tokens, lenient=lenient)
         return [*ordered(rule, members, ""), *lines]
+
+    def _any(self, rule: str, tokens: Tags) -> list[str]:
+        """Lines that define `rule`: any parameters."""
+        before, behind = (tokens.literal(each) for each in (self.before, self.behind))
+        closes = tokens.literal(self.closes, optional_breaks=False)
+        value, key = f"{behind} {rule}_value", f"{rule.upper()}_KEY"
+        lines = [rf"{key}: /[a-zA-Z_][a-zA-Z0-9_.\-]*/", *tokens.until(f"{rule}_value", self.closes)]
+        if self.behind_json:
+            value = f"({value} | {tokens.literal(self.behind_json)} {rule}_json {closes})"
+            lines.append(f"{rule}_json: %json {{}}")
+        return [f"{rule}: ({before} {key} {value})*", *lines]
 
     def _value(
         self, rule: str, schema: dict[str, Any], root: Mapping[str, Any], tokens: Tags, *, lenient: bool
@@ -87,13 +98,16 @@ def _text(schema: Mapping[str, Any]) -> str:
 class _Reader:
     """Between two parameters, or in the value of one."""
 
-    __slots__ = ("_breaks", "_closes", "_key", "_open", "_root", "_streams", "_written")
+    __slots__ = ("_breaks", "_closes", "_key", "_marked", "_open", "_root", "_streams", "_written")
 
     def __init__(self, form: Parameters, schema: Mapping[str, Any]) -> None:
         # The line breaks around a value belong to the markup, where the family writes them.
         self._breaks = form.closes.startswith("\n")
-        opening = rf"\s*{loose(form.before)}{_KEY}{loose(form.behind.rstrip())}" + (r"\n?" if self._breaks else "")
-        self._open = regex.compile(opening)
+        behind = loose(form.behind.rstrip())
+        if form.behind_json:
+            behind = f"(?:(?P<text>{behind})|{loose(form.behind_json.rstrip())})"
+        self._marked = bool(form.behind_json)
+        self._open = regex.compile(rf"\s*{loose(form.before)}{_KEY}{behind}" + (r"\n?" if self._breaks else ""))
         self._closes = form.closes.strip()
         self._root = arguments_schema(schema)
         self._key: str | None = None
@@ -121,7 +135,10 @@ class _Reader:
         if found.partial or (self._breaks and found.end() == len(text) and not text.endswith("\n")):
             return Step(0, "")
         self._key = found["key"]
-        self._streams = types(resolved(properties(self._root).get(self._key), self._root)) == ("string",)
+        if self._marked:
+            self._streams = found["text"] is not None
+        else:
+            self._streams = types(resolved(properties(self._root).get(self._key), self._root)) == ("string",)
         start = ("{" if self._written == 0 else ", ") + json.dumps(self._key) + ": "
         self._written += 1
         return Step(found.end(), start + ('"' if self._streams else ""))

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.native.tools.families.command import COMMAND, COMMAND_R
-from backends.native.tools.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from backends.native.tools.families.deepseek import DEEPSEEK_V3, DEEPSEEK_V4, DEEPSEEK_V31, DEEPSEEK_V32
 from backends.native.tools.families.functionary import FUNCTIONARY, FUNCTIONARY_RECIPIENTS
 from backends.native.tools.families.gemma import FUNCTION_GEMMA, GEMMA_4, GEMMA_CODE
 from backends.native.tools.families.glm import GLM
@@ -37,6 +37,8 @@ from backends.native.tools.family import Family, Reasoning
 FAMILIES = (
     HARMONY,
     KIMI,
+    DEEPSEEK_V32,
+    DEEPSEEK_V4,
     DEEPSEEK_V3,
     DEEPSEEK_V31,
     MISTRAL,
@@ -101,7 +103,11 @@ class AnswerForm(msgspec.Struct, frozen=True):
 
 
 def find_form(
-    template: str, tokens: Collection[str] = (), tool_format: str = "auto", reasoning_format: str = "auto"
+    template: str,
+    tokens: Collection[str] = (),
+    tool_format: str = "auto",
+    reasoning_format: str = "auto",
+    own: Family | None = None,
 ) -> AnswerForm:
     """How the model of a chat template writes its answers.
 
@@ -110,9 +116,11 @@ def find_form(
         tokens: names of the tokenizer's added tokens.
         tool_format: the name of a family, "generic" or "none"; "auto" finds it.
         reasoning_format: the name of a family or "none"; "auto" finds it.
+        own: the row that the model's own response template makes, which is taken if no other is found.
     """
     marked = next((family for family in FAMILIES if all(mark in template for mark in family.marks)), None)
-    family = marked or _by_tokens(tokens) or THINK
+    found = marked or _by_tokens(tokens)
+    family = found or own or THINK
     # What a template does not know at all is rendered for it. A template with tools in a form that nobody here knows
     # would list them twice.
     generic = tool_format == GENERIC or (tool_format == "auto" and "tools" not in template)
@@ -122,7 +130,9 @@ def find_form(
         calls = ()
     else:
         calls = (family if tool_format == "auto" else BY_NAME[tool_format]).calls
-    reasoning = _reasoning(family, template, tokens, reasoning_format)
+    # What a model says of itself needs no other sign of it.
+    known = own is not None and found is None and reasoning_format == "auto"
+    reasoning = family.reasoning if known else _reasoning(family, template, tokens, reasoning_format)
     return AnswerForm(replace(family, calls=calls, reasoning=reasoning), generic)
 
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
 
 WIDTH, FEED, HEADS, KEY_HEADS, LAYERS = 256, 256, 4, 2, 2
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+# Where a block of these types has its scales in float16. The package reads these types and cannot write them.
+_SCALES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0,)),
+    "IQ1_M": (),
+}
+ONLY_READ = tuple(_SCALES)
 
 
 def byte_tokens() -> list[str]:
@@ -83,9 +95,11 @@ def write_llama(
     writer.add_eos_token_id(0)
     writer.add_chat_template(TEMPLATE)
     random = np.random.default_rng(0)
-    for place, (name, shape) in enumerate(shapes(len(tokens)).items()):
+    turns = cycle(kinds)
+    for name, shape in shapes(len(tokens)).items():
+        kind = next(turns) if len(shape) > 1 else "F32"
         if name != leave_out:
-            _add(writer, name, shape, kinds[place % len(kinds)], random)
+            _add(writer, name, shape, kind, random)
     more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -102,8 +116,30 @@ def _add(writer: GGUFWriter, name: str, shape: tuple[int, ...], kind: str, rando
     values *= 1.5 / shape[-1] ** 0.5  # wide: logits depend on the whole context
     if kind == "F32":
         writer.add_tensor(name, values)
+    elif kind in ONLY_READ:
+        writer.add_tensor(name, random_blocks(shape, kind, random), raw_dtype=GGMLQuantizationType[kind])
     elif kind == "F16":
         writer.add_tensor(name, values.astype(np.float16))
     else:
         quantized = GGMLQuantizationType[kind]
         writer.add_tensor(name, quantize(values, quantized), raw_dtype=quantized)
+
+
+def random_blocks(shape: tuple[int, ...], kind: str, random: Any) -> Any:
+    """Random valid blocks of a type that the package cannot write, bytes, of values about as wide as `_add`'s."""
+    values, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    blocks = random.integers(0, 256, (shape[0], shape[1] // values, size), np.uint8)
+    _set_scales(blocks, kind, 1.0)
+    spread = float(dequantize(blocks.reshape(shape[0], -1), GGMLQuantizationType[kind]).std())
+    _set_scales(blocks, kind, 1.5 / shape[-1] ** 0.5 / spread)
+    return blocks.reshape(shape[0], -1)
+
+
+def _set_scales(blocks: Any, kind: str, scale: float) -> None:
+    number = np.float16(scale)
+    for place in _SCALES[kind]:
+        blocks[..., place : place + 2] = np.frombuffer(number.tobytes(), np.uint8)
+    if kind == "IQ1_M":  # four bits of its scale are in the upper half of every second of the last eight bytes
+        for part in range(4):
+            bits = int(number.view(np.uint16)) >> 4 * part & 15
+            blocks[..., 49 + 2 * part] = blocks[..., 49 + 2 * part] & 15 | bits << 4

@@ -64,6 +64,28 @@ def test_texts_of_a_length_run_together_and_the_oldest_first() -> None:
     assert model.shapes == [(2, 4), (1, 16), (2, 5)]  # 12 tokens a step, unless one text has more
 
 
+def test_a_key_with_a_thousand_texts_delays_another_one_by_a_step() -> None:
+    engine, _ = make(max_waiting=2000, max_sequences=1)
+    for seq in range(1000):
+        engine.handle(0, Submit(seq, (2,) * (1 + seq % 12), 0, pool=True, flow="greedy"))
+    engine.step()
+    engine.handle(0, Submit(1000, (3,) * 7, 0, pool=True, flow="other"))
+    served = [output.seq for _ in range(3) for output in engine.step()[0].outputs]
+    assert served.index(1000) <= 1
+    engine.handle(0, Cancel(999))
+    engine.disconnect(0)
+    assert not engine.busy
+
+
+def test_short_texts_overtake_long_ones_if_that_is_wanted() -> None:
+    engine, _ = make(max_waiting=2000, max_sequences=1, short_first=True)
+    for seq in range(20):
+        engine.handle(0, Submit(seq, (2,) * 16, 0, pool=True))
+    engine.step()
+    engine.handle(0, Submit(20, (3,), 0, pool=True))
+    assert 20 in [output.seq for _ in range(2) for output in engine.step()[0].outputs]
+
+
 def test_a_step_has_at_most_max_sequences_texts() -> None:
     engine, model = make()
     submit(engine, *((2,),) * 7)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backends.native.engine.runner.stacking import Stacking
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.tiny import (
     ADAPTED,
@@ -145,6 +146,33 @@ def test_preemption_on_the_per_sequence_path(family: str) -> None:
     asked = requests((9, 27, 14, 20), new=24)
     assert_equal(family, asked, engine.answers(asked, apart=1))
     assert engine.preemptions
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "stacking"),
+    [
+        *((name, Stacking.EQUAL) for name in ("lfm2", "roformer")),
+        *((name, Stacking.PADDED) for name in ("lfm2", "gemma3_text", "rembert")),
+    ],
+)
+def test_stacked_states_on_the_per_sequence_path(family: str, stacking: Stacking) -> None:
+    """All at once, in mixed arrivals, with some cancelled, and with preemption."""
+    asked = requests((9, 27, 14, 27, 20), new=16)
+    assert_equal(family, asked, tiny(cache_runner(family, stacking)).answers(asked))
+    engine = tiny(cache_runner(family, stacking), blocks=22)
+    assert_equal(family, asked, engine.answers(asked, apart=2))
+    assert engine.preemptions
+    answers = {request.seq: Answer() for request in asked}
+    for request in asked:
+        engine.engine.submit(0, request)
+        engine.take(answers)
+    for seq in (1, 3):
+        engine.engine.cancel(0, seq)
+        engine.take(answers)
+    while engine.engine.busy:
+        engine.take(answers)
+    assert_equal(family, [request for request in asked if request.seq not in (1, 3)], answers)
 
 
 @families

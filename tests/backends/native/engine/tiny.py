@@ -17,6 +17,7 @@ from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import PackedRunner, Runner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
+from backends.native.engine.runner.stacking import Stacking
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
 from backends.native.protocol.messages import Logprobs, Output, Submit
@@ -89,6 +90,16 @@ RECURRENT: dict[str, dict[str, Any]] = {
 }
 """Families with recurrent state."""
 OTHERS: dict[str, dict[str, Any]] = {
+    "rembert": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"input_embedding_size": 24, "output_embedding_size": 24, "intermediate_size": 64, "is_decoder": True}
+    | {"max_position_embeddings": CONTEXT, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    "deepseek_v32": _SHAPE
+    | {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+    | {"v_head_dim": 8, "index_topk": 10, "index_n_heads": 2, "index_head_dim": 16, "first_k_dense_replace": 1}
+    | {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16},
+    "roformer": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    | {"embedding_size": 48, "intermediate_size": 64, "is_decoder": True, "max_position_embeddings": CONTEXT}
+    | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
     "rwkv": {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "context_length": CONTEXT}
     | {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
 }
@@ -213,9 +224,9 @@ def tiny(
     return Tiny(engine, scheduler, runner, preemptions)
 
 
-def cache_runner(family: str) -> PerSequenceRunner:
+def cache_runner(family: str, stacking: Stacking = Stacking.NONE) -> PerSequenceRunner:
     """The per-sequence execution path, over a model with its own attention."""
-    return PerSequenceRunner(plain(family))
+    return PerSequenceRunner(plain(family), stacking=stacking)
 
 
 @dataclass(slots=True, frozen=True)

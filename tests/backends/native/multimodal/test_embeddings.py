@@ -51,7 +51,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1000, 5])
-def test_logits_are_those_of_the_picture(checkpoint: Checkpoint, chunk: int) -> None:
+def test_logits_are_those_of_the_image(checkpoint: Checkpoint, chunk: int) -> None:
     ids = [5, IMAGE, 7, IMAGE, 3]
     items = [checkpoint.item(1), checkpoint.item(2, 40, 70)]
     sent = []
@@ -59,9 +59,9 @@ def test_logits_are_those_of_the_picture(checkpoint: Checkpoint, chunk: int) -> 
         embeddings, grid = encoded(checkpoint, item)
         file = EmbeddingsFile(saved(embeddings[None]), None if grid is None else saved(grid[0]), bytes([number]))
         sent.append(checkpoint.processor.process_embeddings(file))
-    pictures, prompt = checkpoint.processor.apply(ids, items), checkpoint.processor.apply(ids, sent)
-    assert prompt.prompt_token_ids == pictures.prompt_token_ids
-    (expected,), (found,) = checkpoint.packed([pictures], chunk), checkpoint.packed([prompt], chunk)
+    as_pixels, prompt = checkpoint.processor.apply(ids, items), checkpoint.processor.apply(ids, sent)
+    assert prompt.prompt_token_ids == as_pixels.prompt_token_ids
+    (expected,), (found,) = checkpoint.packed([as_pixels], chunk), checkpoint.packed([prompt], chunk)
     assert torch.allclose(found, expected, atol=1e-6)
     sent[1] = checkpoint.processor.process_embeddings(EmbeddingsFile(saved(-embeddings), file.grid, b"-"))
     (other,) = checkpoint.packed([checkpoint.processor.apply(ids, sent)], chunk)
@@ -131,9 +131,9 @@ async def answer(backend: NativeBackend, *images: ImagePart) -> tuple[int | None
 
 @pytest.mark.slow
 async def test_a_whole_backend(backend: NativeBackend, tmp_path: Path) -> None:
-    checkpoint, picture = Checkpoint(tmp_path), files.part(files.file(size=(30, 20)))
+    checkpoint, image = Checkpoint(tmp_path), files.part(files.file(size=(30, 20)))
     loader = ImageLoader(ImageOptions())
-    (file,) = await loader.read([picture])
+    (file,) = await loader.read([image])
     assert not isinstance(file, EmbeddingsFile)
     embeddings, _ = encoded(checkpoint, checkpoint.processor.process(await loader.decode(file)))
     await loader.aclose()
@@ -141,7 +141,7 @@ async def test_a_whole_backend(backend: NativeBackend, tmp_path: Path) -> None:
     def part(values: Any) -> ImagePart:
         return ImagePart(base64.b64encode(saved(values)).decode(), "embeddings")
 
-    expected = await answer(backend, picture)
+    expected = await answer(backend, image)
     assert await answer(backend, part(embeddings)) == expected
     assert await answer(backend, part(-embeddings)) != expected
     assert await answer(backend, part(embeddings[:5])), "fewer patches than the tower makes"

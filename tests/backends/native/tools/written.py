@@ -50,7 +50,9 @@ def arguments(form: CallFormat, values: Mapping[str, Any]) -> str:
         return json.dumps(values, ensure_ascii=False)
     if isinstance(way, Parameters):
         texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
-        return "".join(way.before + key + way.behind + text + way.closes for key, text in texts.items())
+        json_behind = way.behind_json or way.behind
+        behind = {key: way.behind if isinstance(value, str) else json_behind for key, value in values.items()}
+        return "".join(way.before + key + behind[key] + text + way.closes for key, text in texts.items())
     assert isinstance(way, Keywords)
     return way.separator.join(key + way.assigns + _value(way, value) for key, value in values.items())
 

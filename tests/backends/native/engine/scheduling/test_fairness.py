@@ -1,12 +1,8 @@
-"""Fair order between flows: equal tokens for those that wait, order of arrival within one, and nobody starves."""
+"""Fair order between flows in the engine's queue: equal tokens for those that wait, and nobody starves."""
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from backends.native.engine.scheduling.block_pool import BlockPool
-from backends.native.engine.scheduling.fairness import FairClock
 from backends.native.engine.scheduling.scheduler import Scheduler
 from backends.native.engine.scheduling.sequence import Sequence
 from backends.native.protocol.messages import Submit
@@ -81,23 +77,3 @@ def test_a_flow_does_not_pay_for_what_it_cancels() -> None:
     s.add(sequence(22, "one", new=8))
     s.add(sequence(23, "two", new=8))
     assert served(s, 32).index(22) < 3
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 500), st.booleans()), max_size=60))
-def test_one_flow_keeps_the_order_of_arrival(given: list[tuple[str, int, bool]]) -> None:
-    clock, last = FairClock(), dict[str, float]()
-    for flow, tokens, ends_early in given:
-        start = clock.start_of(flow, tokens)
-        assert start >= last.get(flow, 0.0)
-        last[flow] = start
-        if ends_early:
-            clock.advance(start)
-            clock.end(flow, tokens, tokens // 2)
-
-
-def test_idle_flows_are_forgotten() -> None:
-    clock = FairClock()
-    for number in range(5000):
-        clock.advance(clock.start_of(str(number), 1) + 1)
-        clock.end(str(number), 1, 0)
-    assert len(clock._shares) < 1100

@@ -11,7 +11,8 @@ import pytest
 
 from backends.native.demo import WEIGHTS
 from backends.native.grammar.grammar import Grammars
-from backends.native.tools.families.table import FAMILIES, check_formats, find_form
+from backends.native.tools.families.deepseek import DEEPSEEK_V32, DSML
+from backends.native.tools.families.table import BY_NAME, FAMILIES, check_formats, find_form
 from backends.native.tools.family import Family
 from backends.native.tools.grammar import answer_grammar
 from backends.native.tools.tags import Tags
@@ -86,11 +87,16 @@ def tokenizer(tags: tuple[str, ...]) -> tuple[Any, Grammars]:
     return made, grammars
 
 
+def _tokens(family: Family) -> tuple[str, ...]:
+    """The tags of a family that are tokens; of DeepSeek V3.2's tags, a part is one."""
+    return (DSML,) if DSML in family.markup else tuple(sorted(set(_MARK.findall(family.markup))))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tags_are_tokens", [False, True], ids=["text", "tokens"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
-    tags = tuple(sorted(set(_MARK.findall(family.markup)))) if tags_are_tokens else ()
+    tags = _tokens(family) if tags_are_tokens else ()
     encoder, grammars = tokenizer(tags)
     form = family.calls[0]
     calls = CALLS[: family.most]
@@ -116,14 +122,105 @@ def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
         assert not fits(source, text.replace("get_time", "get_tim")) or family.most
     assert (fits(free, plain), fits(required, plain)) == (True, False)
     if not form.at_start and not any(family.text):
-        assert fits(free, f"Sure.\n{text}")
+        assert fits(free, f"Sure, 1 < 2.\n{text}")
     try:
         either = grammar(grammar=Grammar("json_object"))
     except UnsupportedFeature:
-        assert form.at_start
+        assert (form.at_start, form.in_object, tags_are_tokens) == (True, True, False)
     else:
         assert fits(either, f'{family.text[0]}{{"a": 1}}{family.text[1]}')
-        assert fits(either, text if not form.at_start or family.text[0] else form.before + text)
+        before = form.before if form.at_start and not family.text[0] and tags_are_tokens else ""
+        assert fits(either, before + text)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+
+
+@pytest.mark.parametrize("name", ["llama3_json", "xlam", "pythonic"])
+def test_calls_that_are_the_whole_answer_beside_a_format(name: str) -> None:
+    """Without a token before calls, the answer's schema must tell them apart."""
+    encoder, grammars = tokenizer(())
+    family = BY_NAME[name]
+    source = source_of(family, grammars, PERSON)
+
+    def fits(text: str) -> bool:
+        matcher = grammars.compile(source)
+        ids = encoder.encode(text, add_special_tokens=False)
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    for text in ('{"name": "Ada", "age": 36}', '{"name": "get_weather", "age": 1}'):
+        assert fits(text)
+        for pieces in ([text], list(text)):
+            assert (read(family, pieces).text, read(family, pieces).tool_calls) == (text, ())
+    call = written(family.calls[0], CALLS[:1])
+    assert fits(call)
+    assert calls_of(read(family, list(call))) == [*CALLS[:1]]
+    assert not fits(call.replace("city", "town"))
+    assert not fits(call.replace("get_weather", "get_other"))
+    # Only a call that is an object must be kept apart by the properties.
+    assert fits('{"name": "get_weather", "age": 1, "parameters": {"city": "Paris"}}') is (name != "llama3_json")
+    assert not fits("Hello")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": {"name": {}, "parameters": {}}},
+        {"type": "object", "properties": {"name": {}, "arguments": {}}},
+        {"type": "object", "properties": {"age": {}}, "required": ["name"]},
+        {"anyOf": [PERSON, {"type": "null"}]},
+        {"type": ["object", "null"], "properties": {"age": {}}},
+        PERSON | {"anyOf": [{"properties": {"name": {"const": "x"}}}]},
+    ],
+)
+def test_a_format_that_allows_for_calls_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedFeature, match="could look like one"):
+        source_of(BY_NAME["llama3_json"], tokenizer(())[1], schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "refused"),
+    [({"type": "array"}, True), ({"enum": ["a", 1]}, False), ({"const": [1]}, True), ({"type": "string"}, False)],
+)
+def test_lists_of_calls_beside_other_formats(schema: dict[str, Any], refused: bool) -> None:
+    made = tokenizer(())[1]
+    if refused:
+        with pytest.raises(UnsupportedFeature):
+            source_of(BY_NAME["xlam"], made, schema)
+    else:
+        assert source_of(BY_NAME["xlam"], made, schema)
+
+
+def source_of(family: Family, grammars: Grammars, schema: dict[str, Any]) -> str:
+    request = Generate(id="r", model="m", prompts=(), tools=TOOLS, grammar=Grammar("json_schema", schema))
+    source = answer_grammar(request, family, Tags(grammars.tags), text_tokens=grammars.text_tags)
+    assert source is not None
+    return source
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ('name="city" string="true">Paris<{0}parameter>', {"city": "Paris"}),
+        ('name="city" string="false">"Paris"<{0}parameter>', {"city": "Paris"}),
+        ('name="city" string="true">12<{0}parameter>', {"city": "12"}),
+        ('name="days" string="false">12<{0}parameter>', {"days": 12}),
+        ('name="days" string="true">12<{0}parameter>', {"days": "12"}),
+        ('name="options" string="false">{{"of": ["a"]}}<{0}parameter>', {"options": {"of": ["a"]}}),
+        ('name="days" string="false">x<{0}parameter>', {"days": "x"}),
+    ],
+)
+def test_an_attribute_tells_texts_from_json(text: str, holds: dict[str, Any]) -> None:
+    """DeepSeek V3.2 says of each value what it is; its word counts, not the schema's."""
+    call = f'<{DSML}function_calls><{DSML}invoke name="get_weather"><{DSML}parameter {text.format("/" + DSML)}'
+    for end in (f"</{DSML}invoke></{DSML}function_calls>", f"\n</{DSML}invoke>\n</{DSML}function_calls>"):
+        for pieces in ([call + end], list(call + end)):
+            assert calls_of(read(DEEPSEEK_V32, pieces)) == [("get_weather", holds)]
 
 
 @pytest.mark.parametrize(
@@ -134,6 +231,8 @@ def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
         ("{% if tools %}<tool_call><function=x><parameter=", "qwen3_coder", False),
         ("{% if tools %}[TOOL_CALLS]", "mistral_list", False),
         ("{% if tools %}[TOOL_CALLS][ARGS]", "mistral", False),
+        ("{% set dsml = '｜DSML｜' %}{{ tools }}<{{ dsml }}function_calls>{{ tool_calls }}", "deepseek_v3_2", False),  # noqa: RUF001
+        ("{% set dsml = '｜DSML｜' %}{{ tools }}<{{ dsml }}tool_calls>", "deepseek_v4", False),  # noqa: RUF001
     ],
 )
 def test_the_template_tells_the_family(template: str, name: str, generic: bool) -> None:

@@ -1,0 +1,1 @@
+"""Requests whose answers are vectors or scores, not text: embeddings, reranking, scoring, classification."""

@@ -1,0 +1,66 @@
+"""What a native model supports, as far as its folder and its engine tell."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from backends.base import Capabilities, Feature
+from backends.native.classification import Head
+from backends.native.protocol.messages import Ready
+from backends.native.scoring import scoring_of
+from backends.native.text.codec import TextCodec
+
+_FEATURES = frozenset(
+    {
+        Feature.TOKEN_PROMPTS,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.PROMPT_LOGPROBS,
+        Feature.LOGIT_BIAS,
+        Feature.MIN_P,
+        Feature.BEST_OF,
+        Feature.WATERMARK,
+        Feature.TRUNCATION,
+    }
+)
+
+
+def capabilities(text: TextCodec, ready: Ready, head: Head | None, *, grammars: bool) -> Capabilities:
+    """What a loaded model supports.
+
+    Args:
+        text: its tokenizer and chat template.
+        ready: what its engine announced.
+        head: its classification head, if it has one.
+        grammars: whether its tokenizer allows grammars.
+    """
+    optional = {
+        Feature.CHAT: text.has_template,
+        Feature.TEMPLATE_OPTIONS: text.has_template,
+        Feature.GRAMMAR: grammars,
+        Feature.BAD_WORDS: grammars,
+        Feature.TOOLS: text.can_call,
+        Feature.IMAGES: ready.images,
+        Feature.LORA: bool(ready.lora_adapters),
+        Feature.SUFFIX: text.can_infill,
+    }
+    return Capabilities(
+        features=_FEATURES | {feature for feature, supported in optional.items() if supported},
+        generates=ready.generates,
+        embeddings=ready.embedding_size > 0,
+        scoring=scoring_of(ready, head),
+        tokenize=True,
+        context_length=ready.context_length,
+        vocab_size=ready.vocab_size,
+        tokenizer=text.vocabulary.digest,
+        tokenizer_info=text.info,
+        dtype=ready.dtype,
+        device=ready.device,
+        lora_adapters=ready.lora_adapters,
+    )
+
+
+def with_lora_adapters(known: Capabilities, names: tuple[str, ...]) -> Capabilities:
+    """The capabilities with other LoRA adapters."""
+    others = known.features - {Feature.LORA}
+    return replace(known, lora_adapters=names, features=others | {Feature.LORA} if names else others)

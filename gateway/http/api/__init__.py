@@ -1,0 +1,1 @@
+"""The routes of no protocol: health, metrics, keys, usage, experiments, feedback, engines, and the OpenAPI document."""

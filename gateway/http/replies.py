@@ -1,0 +1,81 @@
+"""The answers that are one reply of a backend, not a generation: embeddings, scores, token counts, relayed bodies."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from adapters.base import Reply, ScoringCodec, ServerCodec
+from backends.base import Relays, ScoresTexts, check_unread, ignored_fields
+from gateway.http.accounting import RequestAccount
+from gateway.routing.target import Target
+from schemas.errors import UnsupportedFeature, UnsupportedOperation
+from schemas.ir import Embed, Tokenize
+from schemas.origin import Relay
+
+
+async def reply_to(
+    request: Embed | Tokenize | Relay, target: Target, codec: ServerCodec, account: RequestAccount
+) -> Reply:
+    """The answer of a target, in the client's protocol.
+
+    Args:
+        request: what was asked.
+        target: answers it.
+        codec: the protocol's.
+        account: the request's; records usage, and fields without effect.
+
+    Raises:
+        schemas.errors.GatewayError: the target has no answer.
+    """
+    if isinstance(request, Embed):
+        return await _embedded(request, target, codec, account)
+    if isinstance(request, Relay):
+        return await _scored(request, target, codec, account) or await _relayed(request, target)
+    return await _counted(request, target, codec, account)
+
+
+async def _embedded(request: Embed, target: Target, codec: ServerCodec, account: RequestAccount) -> Reply:
+    account.ignored = ignored_fields(request, target.backend)
+    if not target.backend.capabilities.embeddings:
+        raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
+    vectors = await target.backend.embed(target.addressed(request))
+    account.usage = vectors.usage
+    return codec.encode_embeddings(request, vectors)
+
+
+async def _scored(request: Relay, target: Target, codec: ServerCodec, account: RequestAccount) -> Reply | None:
+    """The answer of a model here to a request for scores; None if the request is for a remote."""
+    backend = target.backend
+    if request.scoring not in backend.capabilities.scoring:
+        return None
+    if not isinstance(backend, ScoresTexts) or not isinstance(codec, ScoringCodec):
+        return None
+    score = codec.read_score(target.addressed(request))
+    account.ignored = score.unknown
+    scores = await backend.score(score)
+    account.usage = scores.usage
+    return codec.encode_scores(score, scores)
+
+
+async def _counted(request: Tokenize, target: Target, codec: ServerCodec, account: RequestAccount) -> Reply:
+    """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
+    if request.origin is not None:
+        with suppress(UnsupportedOperation):
+            return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
+    check_unread(request, [part.param for part in request.unread])
+    account.ignored = request.unknown
+    return codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
+
+
+async def _relayed(request: Relay, target: Target) -> Reply:
+    """The answer of the target's remote to a request that is relayed.
+
+    Raises:
+        schemas.errors.UnsupportedOperation: the target is no remote that has the operation.
+    """
+    backend, origin = target.backend, request.origin
+    if not isinstance(backend, Relays) or (origin.dialect, origin.operation) not in backend.capabilities.relays:
+        name = origin.operation.replace("_", " ")
+        raise UnsupportedOperation(f"The model '{request.model}' does not support {name}.", feature=origin.operation)
+    answer = await backend.relay(target.addressed(request))
+    return Reply(answer.body, media_type=answer.media_type)

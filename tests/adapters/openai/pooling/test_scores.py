@@ -1,0 +1,72 @@
+"""Requests to rank, score and classify: their spellings, what is refused, and the answers' order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+
+from adapters.openai.dialects import DIALECTS
+from adapters.openai.pooling.scores import encode_scores, read_score
+from schemas.errors import InvalidRequest
+from schemas.ir import TextPrompt, Usage
+from schemas.origin import Origin, Relay, Scoring
+from schemas.scores import Score, Scores
+
+TASKS = get_args(Scoring)
+
+
+def read(task: Any, **fields: Any) -> Score:
+    body = json.dumps({"model": "m"} | fields).encode()
+    relay = Relay(id="r", model="m", origin=Origin("openai", "openai", task, body), scoring=task)
+    return read_score(DIALECTS["openai"], relay)
+
+
+@pytest.mark.parametrize("names", [("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents")])
+def test_pairs_have_three_spellings_and_one_text_meets_all_others(names: tuple[str, str]) -> None:
+    assert read("score", **dict(zip(names, ("q", ["a", "b"]), strict=True))).pairs == (("q", "a"), ("q", "b"))
+    assert read("score", **dict(zip(names, (["q", "r"], ["a", "b"]), strict=True))).pairs == (("q", "a"), ("r", "b"))
+
+
+def test_documents_are_texts_or_objects_and_unknown_fields_are_named() -> None:
+    ranked = read("rerank", query="q", documents=["a", {"text": "b"}], rank_fields=["text"])
+    assert ranked.pairs == (("q", "a"), ("q", "b"))
+    assert ranked.unknown == ("rank_fields",)
+    assert read("classify", input=["a", "b"], softmax=False) == Score(
+        id="r",
+        model="m",
+        task="classify",
+        texts=(TextPrompt("a"), TextPrompt("b")),
+        activation=False,
+        origin=read("classify", input=["a", "b"], softmax=False).origin,
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "fields", "param"),
+    [
+        ("rerank", {"documents": ["a"]}, "query"),
+        ("rerank", {"query": "", "documents": ["a"]}, "query"),
+        ("rerank", {"query": "q"}, "documents"),
+        ("rerank", {"query": "q", "documents": []}, "documents"),
+        ("rerank", {"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
+        ("score", {"text_1": "q"}, "text_2"),
+        ("score", {"text_1": ["q", "r"], "text_2": ["a"]}, "text_2"),
+        ("classify", {}, "input"),
+        ("classify", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(task: str, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        read(task, **fields)
+    assert caught.value.param == param
+
+
+def test_the_most_relevant_document_comes_first() -> None:
+    asked = read("rerank", query="q", documents=["a", "b", "c"], top_n=2, return_documents=False)
+    found = json.loads(encode_scores(asked, Scores("m", ((0.1,), (0.9,), (0.9,)), Usage(7, 0)), 1).body)
+    assert [(each["index"], each["relevance_score"]) for each in found["results"]] == [(1, 0.9), (2, 0.9)]
+    assert "document" not in found["results"][0]
+    classified = encode_scores(read("classify", input="a"), Scores("m", ((0.2, 0.8),), Usage(1, 0), ("no", "yes")), 1)
+    assert json.loads(classified.body)["data"] == [{"index": 0, "label": "yes", "probs": [0.2, 0.8], "num_classes": 2}]
