@@ -24,7 +24,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test check format audit sbom lock soak fuzz bench bench-engine bench-experiments bench-rivals clean
+.PHONY: help serve lint test check format audit sbom lock docs soak fuzz bench bench-engine bench-experiments bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -93,6 +93,9 @@ lock: $(VENV)/.checked  ## requirements*.lock, with the hashes of all packages b
 	$(VENV)/bin/python -m tools.supply_chain lock-gateway > requirements.lock.new && mv requirements.lock.new requirements-gateway.lock
 	$(VENV)/bin/python -m tools.supply_chain licences > docs/licences.md
 
+docs: $(TOOLS)/.installed  ## the site of the docs, in site/
+	$(TOOLS)/bin/mkdocs build --quiet
+
 audit: $(TOOLS)/.installed  ## known vulnerabilities of the locked packages (asks an advisory service; no part of CI)
 	$(TOOLS)/bin/pip $(PIP) 'pip-audit>=2.9'
 	$(TOOLS)/bin/pip-audit --disable-pip --require-hashes --requirement requirements.lock
@@ -102,7 +105,7 @@ sbom: $(TOOLS)/.installed  ## sbom.json, the bill of materials of the environmen
 	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --output-file sbom.json $(VENV)/bin/python
 
 clean:  ## remove what make built
-	rm -rf $(VENV) $(CLIENTS) $(RIVALS) $(TOOLS) sbom.json $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(RIVALS) $(TOOLS) site sbom.json $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'

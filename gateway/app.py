@@ -30,7 +30,7 @@ from gateway.http.api.usage import routes as usage
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.routes import handler, not_allowed, not_found, refuser
 from gateway.mounts import Mounts
-from gateway.observability.telemetry import start_traces
+from gateway.observability.telemetry import start as start_telemetry
 from gateway.registry import adapters, make_backends
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
@@ -130,14 +130,14 @@ def _lifespan(service: Service) -> Callable[[Litestar], AbstractAsyncContextMana
 
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
-        service.traces = start_traces(service.config.telemetry)
+        telemetry = start_telemetry(service.config.telemetry, service.metrics)
+        service.traces = telemetry.traces
         await service.start()  # returns while models load: the server answers health checks from the beginning
         try:
             yield
         finally:
             await service.aclose()
-            if service.traces is not None:
-                await asyncio.to_thread(service.traces.close)  # the last: requests have ended
+            await asyncio.to_thread(telemetry.close)  # the last: requests have ended
 
     return lifespan
 

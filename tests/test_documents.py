@@ -16,6 +16,7 @@ from backends.native.demo import WEIGHTS
 from backends.native.options import NativeOptions
 from backends.remote.options import RemoteOptions
 from gateway import config
+from gateway.check import read_file
 from gateway.observability.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -49,7 +50,7 @@ def test_every_key_is_listed_with_its_default(heading: str) -> None:
 
 
 def test_the_limits_of_images_are_listed_with_their_defaults() -> None:
-    block = re.search(r"```toml\n\[backends.local.images\]\n(.*?)```", PAGES["docs/images.md"], re.DOTALL)
+    block = re.search(r"```toml\n[^`]*\[backends.local.images\]\n(.*?)```", PAGES["docs/images.md"], re.DOTALL)
     assert block is not None
     listed = tomllib.loads(block[1])
     assert listed == {name: value for name, value in defaults(ImageOptions) if value is not None}
@@ -70,18 +71,38 @@ BLOCKS = [
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_a_configuration_can_be_read(block: str) -> None:
-    read = msgspec.convert(tomllib.loads(block), config.Config)
-    for backend in read.backends.values():
-        options = {key: value for key, value in backend.items() if key != "kind"}
-        kind = NativeOptions if backend.get("kind", "native") == "native" else RemoteOptions
-        msgspec.convert(options, kind)
+def test_check_passes_a_configuration(block: str, tmp_path: Path) -> None:
+    """Backends and endpoints that it leaves to the reader are added."""
+    read = tomllib.loads(block)
+    endpoints, known = read.get("endpoints", {}), read.get("backends", {})
+    named = {arm["backend"] for endpoint in endpoints.values() for arm in endpoint.get("served_entities", ())}
+    lacking = named - known.keys() or ({"any"} if not known else set())
+    file = tmp_path / "gateway.toml"
+    file.write_text(block + "".join(f'\n[backends.{name}]\nkind = "scripted"\n' for name in lacking))
+    config = read_file(file, offline=True)
+    # Natively served models are read by `check` only on their machine.
+    assert config.backends.keys() == {*known, *lacking}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_linked_files_exist(page: str) -> None:
     for target in re.findall(r"\]\((?!https?:|data:)([^)#]+)", PAGES[page]):
         assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+# Sentences of the first column, or of the second one after a column of statuses. `...` stands for what varies.
+CELLS = re.findall(
+    r"^\| (?:\d+ \| )?([^|]*`[^|]* [^|]*`[^|]*) \|", PAGES["docs/guides/troubleshooting.md"], re.MULTILINE
+)
+PARTS = [part.strip(" .,;:?'") for cell in CELLS for part in re.split(r"\.\.\.|\(\d+\)|[`;]", cell)]
+
+
+def test_messages_of_troubleshooting_are_those_of_the_code() -> None:
+    code = "".join(path.read_text() for name in ("gateway", "backends") for path in ROOT.glob(f"{name}/**/*.py"))
+    code = re.sub(r"`|\\|\"\s*f?\"|\{[^{}]*\}", "", code)
+    wanted = [part for part in PARTS if part.count(" ") > 1]
+    assert len(wanted) > 15
+    assert [part for part in wanted if part not in code] == []
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -76,7 +76,9 @@ def test_prometheus_reads_its_configuration() -> None:
 
 
 def test_prometheus_scrapes_the_gateway(compose: dict[str, Any]) -> None:
-    (job,) = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())["scrape_configs"]
+    read = yaml.safe_load((COMPOSE / "prometheus.yml").read_text())
+    (job,), (rules,) = read["scrape_configs"], read["rule_files"]
+    assert (DEPLOY / "prometheus" / Path(rules).name).exists()
     assert job["static_configs"] == [{"targets": ["gateway:8000"]}]
     assert job["authorization"]["credentials_file"] == f"/run/secrets/{next(iter(compose['secrets']))}"
 

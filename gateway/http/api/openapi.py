@@ -156,7 +156,13 @@ def _own_operations(own: Iterable[HTTPRouteHandler]) -> Iterable[tuple[str, str,
     for handler in own:
         for path in handler.paths:
             for method in sorted(set(handler.http_methods) - {"HEAD"}):
-                yield path, method.lower(), _own_operation(handler.fn.__doc__, open=not handler.opt.get("needs_key"))
+                described = _own_operation(handler.fn.__doc__, open=not handler.opt.get("needs_key"))
+                if query := handler.opt.get("query"):
+                    described["parameters"] = [
+                        {"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
+                        for name, what in query.items()
+                    ]
+                yield path, method.lower(), described
     yield "/", "get", _own_operation("Answer while the process lives.", open=True)
     for path, (verb, answer) in (experiment.PATHS | keys.PATHS).items():
         yield path, verb.lower(), _own_operation(answer.__doc__, open=False, parameter="name")
@@ -224,13 +230,16 @@ def _answer(codec: ServerCodec, route: Route, schemas: Mapping[str, Any]) -> Jso
     if not route.streams:
         return whole
     # OpenAPI 3.1 cannot describe the events of a stream, so a whole one is shown.
-    return whole | {"text/event-stream": {"schema": {"type": "string"}, "example": _stream(codec, route)}}
+    example = _stream(codec, route)
+    return whole | {"text/event-stream": {"schema": {"type": "string"}} | ({"example": example} if example else {})}
 
 
 def _stream(codec: ServerCodec, route: Route) -> str:
-    """The stream of a short answer, as the codec writes it."""
+    """The stream of a short answer, as the codec writes it; empty if no route has an example of such a body."""
     similar = (other for other in codec.routes if other.example is not None and issubclass(route.body, other.body))
-    asked = route.example or next(similar).example
+    asked = route.example or next((other.example for other in similar), None)
+    if asked is None:  # in a protocol of another package
+        return ""
     body = msgspec.json.encode(asked).replace(b"{model}", _MODEL.encode())
     catalog = Catalog({_MODEL: ModelCard(name=_MODEL)}, _MODEL)
     names = dict.fromkeys(_PARAMETER.findall(route.path), _MODEL)

@@ -51,6 +51,11 @@ def test_every_route_of_the_gateway_is_in_it_and_nothing_else(app: Litestar, mad
             assert described["tags"] != ["gateway"] or described["summary"]
 
 
+def test_the_parameters_of_usage_are_described(made: dict[str, Any]) -> None:
+    names = {each["name"] for each in made["paths"]["/v1/usage"]["get"]["parameters"]}
+    assert {"group_by", "start", "end", "key", "endpoint", "limit", "after", "format"} <= names
+
+
 def test_operations_have_ids_of_their_own_and_references_lead_somewhere(made: dict[str, Any]) -> None:
     operations = [each for methods in made["paths"].values() for each in methods.values()]
     ids = [each["operationId"] for each in operations if "operationId" in each]
