@@ -58,8 +58,10 @@ def test_importing_an_adapter_imports_no_io(name: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_starting_the_cli_imports_no_torch() -> None:
-    script = "import sys, gateway.cli; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+def test_the_supervisor_imports_nothing_of_the_engine_or_the_application() -> None:
+    heavy = ("torch", "transformers", "litestar", "uvicorn", "httpx", "prometheus_client", "numpy")
+    modules = "gateway.cli.serve, gateway.check, gateway.listed_models, gateway.process.supervisor"
+    script = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
+from backends.terminal import escape_controls
 from gateway.cli.client import Client, key_option, url_option, user_message
-from gateway.observability.logging import escape_controls
 
 _model = click.option("--model", "--endpoint", help="Ask this endpoint.  [default: the first that is listed]")
 _system = click.option("--system", help="Instructions that stand in front of the conversation.")

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 import sys
 from typing import Any
 
 import msgspec
 import structlog
 
+from backends.terminal import escaping, renderer
+
 # A safety net by key: no log call passes such a value on purpose. Values under other keys are not searched.
 _SECRETS = frozenset(
     ("authorization", "api_key", "key", "keys", "token", "password", "prompt", "messages", "text", "body")
 )
-
-# C0 and DEL, C1, and the invisible ones that reorder or hide what is shown around them: Unicode's Bidi_Control,
-# zero-width characters, line and paragraph separators, the byte order mark. Tab and line feed stay: a trace has them.
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]")
 
 
 def configure(level: str = "info") -> None:
@@ -38,16 +34,7 @@ def configure(level: str = "info") -> None:
     ]
     terminal = sys.stderr.isatty()
     if terminal:
-        # A plain traceback: structlog's default (rich) prints local variables, and so prompts.
-        processors += [
-            structlog.processors.format_exc_info,  # first: an exception's text may come from a client, too
-            _escape_controls,
-            _shorten,
-            structlog.dev.ConsoleRenderer(
-                colors=not os.environ.get("NO_COLOR"),  # https://no-color.org
-                exception_formatter=structlog.dev.plain_traceback,
-            ),
-        ]
+        processors += [*escaping(), _shorten, renderer()]
     else:
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_dumps)]
     structlog.configure(
@@ -60,23 +47,6 @@ def configure(level: str = "info") -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
-
-
-def _escape_controls(_: Any, __: str, event: Any) -> Any:
-    """Escape what a terminal would obey: names of models and hosts come from clients and upstreams."""
-    for name, value in event.items():
-        # Of other values the renderer shows the `repr`, which escapes most of these, but not all.
-        if not isinstance(value, bool | int | float | None):
-            text = value if isinstance(value, str) else repr(value)
-            escaped = escape_controls(text)
-            if escaped is not text:
-                event[name] = escaped
-    return event
-
-
-def escape_controls(text: str) -> str:
-    """A text without what a terminal would obey, or what reorders or hides text on it."""
-    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _shorten(_: Any, __: str, event: Any) -> Any:

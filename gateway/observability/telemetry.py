@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import structlog
 
 from backends.observation import Phases, Upstream
 from gateway.config.telemetry import Telemetry
-from gateway.observability.metrics import Metrics
+
+if TYPE_CHECKING:
+    from gateway.observability.metrics import Metrics
 
 log = structlog.get_logger()
 

@@ -29,6 +29,7 @@ from backends.native.engine.serving.socket import SocketServer
 from backends.native.machine import keep_freed_memory
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Failed, Loading
+from backends.terminal import escaping, renderer
 
 if TYPE_CHECKING:  # it imports torch, and a process listens before that
     from backends.native.engine.serving.management import Loaded
@@ -37,7 +38,7 @@ if TYPE_CHECKING:  # it imports torch, and a process listens before that
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an engine process and return its exit code."""
     socket, options, standby = parse(argv)
-    _log_as_json()
+    _configure_log()
     loaded: Loaded | None = None
     if standby is not None:
         loaded = _prepare(options, load=standby == "loaded")
@@ -136,13 +137,14 @@ def _import() -> None:
     gc.enable()
 
 
-def _log_as_json() -> None:
+def _configure_log() -> None:
+    """Log like the workers: lines for people on a terminal, JSON otherwise."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.JSONRenderer(),
+            *((*escaping(), renderer()) if sys.stderr.isatty() else (structlog.processors.JSONRenderer(),)),
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
