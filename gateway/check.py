@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from backends.base import Backend, NotPrepared
 from gateway.access.certificates import Certificates
-from gateway.access.keys import keys_from
-from gateway.app import adapters, backend_class, make_keys
+from gateway.access.keys import keys_from, make_keys
 from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file, lacks_package
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.metrics import wrong_metrics
-from gateway.http.routes import Mounts
+from gateway.mounts import Mounts
 from gateway.observability.telemetry import MISSING, is_installed
+from gateway.registry import adapters, backend_class
 from gateway.storage.row_files import is_writable
 
 Change = Callable[[Config], Config]

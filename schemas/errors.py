@@ -94,7 +94,12 @@ class MalformedBody(RequestError):
 
 
 class InvalidRequest(RequestError):
-    """A field is missing, of the wrong type, or out of range."""
+    """A field is missing, of the wrong type, or out of range.
+
+    `failed_generation`: what the model wrote and its server could not read as a tool call (Groq).
+    """
+
+    failed_generation: str | None = None
 
 
 class UnsupportedFeature(InvalidRequest):

@@ -17,7 +17,7 @@ from adapters.multipart import form_field, is_form, with_field
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.decode import read_model
 from adapters.openai.remote.encode_request import raw_fields
-from schemas.errors import InvalidRequest, MalformedBody
+from schemas.errors import InvalidRequest, MalformedBody, UnsupportedFeature
 from schemas.openai import scores as wire
 from schemas.origin import Origin, Relay, Scoring
 
@@ -27,6 +27,7 @@ class _Row(NamedTuple):
 
     `remote`: the path at the remote, by default ours without `/v1`. `beside_v1`: that path is not below `/v1` there.
     `body` and `answer` are those of models here.
+    `refused`: fields that would name something that is stored here, which a remote does not have -> what to send.
     """
 
     name: str
@@ -38,6 +39,7 @@ class _Row(NamedTuple):
     scoring: Scoring | None = None
     body: Any = None
     answer: Any = None
+    refused: tuple[tuple[str, str], ...] = ()
 
     @property
     def route(self) -> Route:
@@ -56,6 +58,7 @@ def _score(name: str, path: str, remote: str | None = None) -> _Row:
     return _Row(name, path, summary, remote, False, False, "score", wire.ScoreRequest, wire.ScoreAnswer)
 
 
+_STORED = ("previous_response_id", "Responses are stored here, not at the model's server: send its items as 'input'.")
 _TABLE = (
     _rerank("rerank", "/v1/rerank"),
     _rerank("rerank_unversioned", "/rerank", "/rerank"),
@@ -80,6 +83,7 @@ _TABLE = (
     _Row("image_edits", "/v1/images/edits", "Edit images", form=True),
     _Row("image_variations", "/v1/images/variations", "Vary an image", form=True),
     _Row("moderations", "/v1/moderations", "Classify texts as harmful"),
+    _Row("responses_compact", "/v1/responses/compact", "Shorten a conversation to an opaque item", refused=(_STORED,)),
 )
 _BY_NAME = {row.name: row for row in _TABLE}
 
@@ -109,6 +113,9 @@ def read_relay(dialect: Dialect, name: str, body: bytes, call: Call) -> Relay:
         media_type, fields = JSON, parse(body)
         if not isinstance(fields, dict):
             raise MalformedBody("The request body must be a JSON object.")
+        for field, instead in _BY_NAME[name].refused if name in _BY_NAME else ():
+            if fields.get(field) is not None:
+                raise UnsupportedFeature(f"'{field}' is not supported. {instead}", feature=field, param=field)
         model = fields.get("model")
         if model is not None and not isinstance(model, str):
             raise InvalidRequest("Invalid value for 'model': Expected `str`.", param="model")

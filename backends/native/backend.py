@@ -111,7 +111,7 @@ class NativeBackend:
         if not shared:
             return None
         command = engine_command(given.engine_options, socket, warm=given.warm_engine)
-        return EngineCommand(tuple(command), warm=given.warm_engine)
+        return EngineCommand(tuple(command), warm=bool(given.warm_engine))
 
     async def start(self) -> None:
         """Load the tokenizer, and wait until the engine has loaded the model. May be called again after a failure.
@@ -327,7 +327,7 @@ class NativeBackend:
         self._socket_folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
         socket = self._socket_folder / "socket"
         command = engine_command(options.engine_options, socket, warm=options.warm_engine)
-        self._process = EngineProcess(command, self._on_exit, warm=options.warm_engine)
+        self._process = EngineProcess(command, self._on_exit, warm=bool(options.warm_engine))
         return over_socket(str(socket))
 
     def _on_exit(self, code: int) -> None:

@@ -38,7 +38,8 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
         hung_after: seconds without a sign of life after which the engine is killed; while it loads, ten times as many.
         reconnect_timeout: seconds that requests wait for the next engine after a crash.
         wake: whether a request wakes a sleeping model, and waits for it as for the next engine, or only an operator.
-        warm_engine: keep a second engine process that has done its imports and takes over when the engine ends.
+        warm_engine: keep a second engine process that has done its imports and takes over when the engine ends; with
+            "loaded" it has also loaded and checked the model, on a CPU.
     """
 
     model: str = str(WEIGHTS)
@@ -50,7 +51,7 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     heartbeat: float = 1.0
     hung_after: float = 30.0
     reconnect_timeout: float = 30.0
-    warm_engine: bool = False
+    warm_engine: bool | Literal["loaded"] = False
     wake: Literal["manual", "on_request"] = "manual"
 
     def __post_init__(self) -> None:

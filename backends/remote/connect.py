@@ -17,7 +17,6 @@ from adapters.base import Headers
 from backends.remote.key_ring import Key, KeyRing
 from backends.remote.options import FromEnvironment, RemoteOptions, Value
 from backends.transport import Exchanger, Transport, check_headers, check_proxy, environment_proxy, split_url
-from backends.transport.general import GeneralTransport
 
 _MISSING = "a package is missing: pip install 'interlingua[{}]'"
 
@@ -66,6 +65,9 @@ def connect(name: str, options: RemoteOptions) -> Connected:
         "connect_timeout": options.timeouts.connect,
         "tls": make_context(options),
     }
+    # Imported here: httpx costs a process that only checks options a third of its start.
+    from backends.transport.general import GeneralTransport
+
     try:
         general = GeneralTransport(
             options.url, **common, proxy=proxy, http2=options.http2, unix_socket=options.unix_socket
@@ -117,6 +119,9 @@ def read_variable(name: str) -> str:
     Raises:
         ValueError: it is not set.
     """
+    if not name.isidentifier():
+        # Without repeating it: it may be a key.
+        raise ValueError("the name of an environment variable is wanted, not a key; export the key under a name")
     # Stripped: a key read from a file often ends in a line feed, which no header may hold.
     value = os.environ.get(name, "").strip()
     if not value:

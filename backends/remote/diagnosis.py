@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-import httpx
-
 from backends.remote.options import RemoteOptions
 from backends.transport import Response
 from schemas.errors import BackendError, Fault, GatewayError
@@ -36,6 +34,8 @@ class Diagnosis:
 
     def of_error(self, error: GatewayError) -> str:
         """Why there was no answer, and what to set."""
+        import httpx  # it is imported where a server is asked, and this module where options are checked, too
+
         causes = [*_chain(error)]
         for cause in causes:
             # These two are steps of a handshake and no failures.

@@ -10,7 +10,7 @@ from time import monotonic
 import structlog
 
 from gateway.access.keys_file import Key, Role, digest_of, keys_file, read_keys
-from gateway.config import ConfigError
+from gateway.config import ConfigError, ServerSection
 from schemas.errors import Forbidden, Unauthorized
 
 log = structlog.get_logger()
@@ -30,6 +30,9 @@ def keys_from(variable: str | None) -> tuple[str, ...]:
     """
     if variable is None:
         return ()
+    if not variable.isidentifier():
+        # Without repeating it: it may be a key.
+        raise ConfigError("the name of an environment variable is wanted here, not a key; export the key under a name")
     keys = tuple(key.strip() for key in os.environ.get(variable, "").split(",") if key.strip())
     if not keys:
         raise ConfigError(
@@ -184,3 +187,13 @@ def _key_of(key: str, roles: tuple[Role, ...]) -> Key:
     """A key of the environment, named by the beginning of its digest."""
     digest = digest_of(key)
     return Key(name=f"env:{digest[:8]}", digest=digest, roles=roles)
+
+
+def make_keys(server: ServerSection) -> Keys:
+    """The keys that a configuration names.
+
+    Raises:
+        ConfigError: a variable is not set, or the file cannot be read.
+    """
+    file = Path(server.keys_file) if server.keys_file is not None else None
+    return Keys(keys_from(server.keys_env), keys_from(server.admin_keys_env), file)

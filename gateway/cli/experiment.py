@@ -153,8 +153,8 @@ async def _replay(
 ) -> tuple[list[Replayed], Counter[str]]:
     from backends.remote.options import RemoteOptions
     from backends.remote.probe import probe
-    from gateway.app import adapters, backend_class
     from gateway.export.replay import replay as ask_again
+    from gateway.registry import adapters, backend_class
 
     server = await probe(RemoteOptions(url=url, api_key_env=key_env))
     # One attempt: a failure that a retry repairs is what a replay is to find.

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from backends.base import NotPrepared
+from gateway.cli import without_collector
 from gateway.cli.vllm_options import ServeCommand, is_vllm_option, native_options, vllm_options
 from gateway.config import Config, ConfigError, default
 from gateway.observability import logging
@@ -77,9 +78,12 @@ def serve(
     options |= {"speculation": True} if speculation else {}
     _check_options(model, file, backend, names, backend_key_env, options)
     # Imported here: `gateway --version` and completion should not wait for Litestar.
-    from gateway.app import prepare
-    from gateway.check import read_file, validate
-    from gateway.listed_models import probed, with_listed
+    with without_collector():
+        from gateway.check import read_file, validate
+        from gateway.listed_models import probed, with_listed
+        from gateway.process.startup import StartupMonitor  # noqa: F401 - here, where the collector is off
+        from gateway.process.supervisor import Supervisor  # noqa: F401
+        from gateway.registry import prepare
 
     logging.configure(log_level)
     # Options that were given override the file; None was not.
@@ -114,6 +118,8 @@ def _model_of(path: str | None, model: str | None) -> str | None:
     model = model if path is None else path
     if model is not None and model.endswith(".toml"):
         raise click.UsageError(f"{model} is no model: give a configuration by --config")
+    if model is not None and model.endswith((".yaml", ".yml", ".json")):
+        raise click.UsageError(f"{model} is no model: `gateway import` makes a configuration of another server's file")
     return model
 
 

@@ -34,6 +34,7 @@ class RequestAccount:
         service: where it is counted.
         protocol, route: whose route was asked.
         request_id: sent as `x-request-id`.
+        trace_id: of the trace that the request is part of; None: of none.
         key: who asks; None if no key is needed, and before the headers are read.
         ticket: what it counts for in limits; None without limits.
         quotas: what is left of them.
@@ -65,6 +66,7 @@ class RequestAccount:
     route: str
     request_id: str
     began: float = field(default_factory=monotonic)
+    trace_id: str | None = None
     key: Key | None = None
     ticket: Ticket | None = None
     quotas: tuple[Quota, ...] = ()
@@ -156,7 +158,7 @@ class RequestAccount:
             unit=unit.source if unit is not None else None,
             priced=self.target is not None and self.target.entity.price is not None,
             first_event=self.first_event,
-            cache_hit=self.cache_hit,
+            trace_id=self.trace_id,
         )
 
     def count_limited(self) -> None:

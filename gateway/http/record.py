@@ -51,6 +51,7 @@ def record_of(account: RequestAccount) -> Record:
         _KINDS.get(type(request), ""),
         _user(named, settings.users) if named is not None and settings is not None else None,
         isinstance(request, Generate) and request.stream,
+        account.cache_hit,
         usage.prompt_tokens if usage is not None else None,
         usage.cached_tokens if usage is not None else None,
         usage.completion_tokens if usage is not None else None,
@@ -67,13 +68,21 @@ def record_of(account: RequestAccount) -> Record:
     )
 
 
-def log_record(record: Record, *, unit: str | None, priced: bool, first_event: float, cache_hit: bool | None) -> None:
+def log_record(
+    record: Record,
+    *,
+    unit: str | None,
+    priced: bool,
+    first_event: float,
+    trace_id: str | None,
+) -> None:
     """Write the line `request.finished`."""
     # The reader of standard error may be gone: the request must not fail for that.
     with suppress(BrokenPipeError):
         log.info(
             "request.finished",
             request_id=record.request_id,
+            trace_id=trace_id,
             protocol=record.protocol,
             route=record.route,
             status=record.status,
@@ -90,7 +99,7 @@ def log_record(record: Record, *, unit: str | None, priced: bool, first_event: f
             cached_tokens=record.cached_tokens,
             completion_tokens=record.completion_tokens,
             reasoning_tokens=record.reasoning_tokens,
-            cache_hit=cache_hit,
+            cache_hit=record.cache_hit,
             first_event_s=round(first_event, 6),
             duration_s=round(record.duration, 6),
         )

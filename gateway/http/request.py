@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from time import monotonic
 from typing import cast
 from urllib.parse import parse_qsl
 
-import msgspec
 from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
-from adapters.base import Call, Route, ServerCodec
-from adapters.body import UNREADABLE
+from adapters.base import Call
 from backends.observation import OBSERVER
 from gateway.access.keys import KEY_HEADERS, given_key
 from gateway.http.accounting import RequestAccount
@@ -29,6 +26,7 @@ from gateway.http.body import read_body
 from gateway.http.disconnect import cancel_on_disconnect
 from gateway.http.observation.observer import RequestObserver
 from gateway.http.record import row_of
+from gateway.mounts import Operation
 from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.catalog import Catalog, Change
@@ -43,38 +41,6 @@ TIMEOUT_HEADER = "x-request-timeout"
 """Seconds that a client waits for the beginning of its answer: what it no longer waits for is not begun."""
 _LARGE = 1 << 20
 """Bytes of a body from which it is decoded in a thread: the event loop would stand still for milliseconds."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Operation:
-    """A route as mounted: its protocol, and the codec that reads and writes it.
-
-    `endpoint` answers requests that name no model; None: the server's default. `variant`: another operation at the same
-    path, for requests with the header of its route, or with one of its route's `fields` in their bodies.
-    """
-
-    protocol: str
-    route: Route
-    codec: ServerCodec
-    endpoint: str | None = None
-    variant: Operation | None = None
-
-    def for_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Operation:
-        """The operation for a request with these headers: this one, or its variant."""
-        if self.variant is None or self.variant.route.header is None:
-            return self
-        wanted = self.variant.route.header.encode()
-        return self.variant if any(name == wanted for name, _ in headers) else self
-
-    def for_body(self, body: bytes) -> Operation:
-        """The operation that a body is for. A body that cannot be read is left to this one to refuse."""
-        if self.variant is None or not self.variant.route.fields:
-            return self
-        try:
-            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        except UNREADABLE:
-            return self
-        return self.variant if not self.variant.route.fields.isdisjoint(fields) else self
 
 
 class RequestHandler:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.remote.providers import PROVIDERS, ROUTER, SIGNED, Provider, split_model
+from backends.providers import PROVIDERS, ROUTER, SIGNED, Provider, split_model
 from gateway.importers.draft import Draft, is_alias, slug, unique
 from gateway.importers.fields import Fields, UnreadableError, read_yaml
 
@@ -20,7 +20,7 @@ _NO_KEYS = frozenset(("", "none", "null", "empty", "dummy", "fake", "fake-key", 
 """What people write where a server needs no key, in small letters."""
 _SECRET = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 """What names of headers that hold secrets have in them."""
-_TASKS = {"chat": "chat", "completion": "completions", "embedding": "embeddings"}
+_TASKS = {"chat": "chat", "completion": "completions", "embedding": "embeddings", "rerank": "rerank"}
 
 _DEFAULTS = "a default of requests: clients send it"
 _CACHE = "there is no cache of answers"

@@ -45,6 +45,7 @@ class Metrics:
 
     def __init__(self, backends: Mapping[str, Backend], folder: Path | None = None, slot: str = "0") -> None:
         self._file = SeriesFile(folder, slot)
+        self.folder = folder
         self._instruments: list[Instrument] = []
         self._models: dict[str, str] = {}
         self._count_requests()

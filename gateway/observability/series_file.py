@@ -88,7 +88,7 @@ class SeriesFile:
         """Return the sums over all workers, or over the `living` ones only, as for gauges."""
         totals: Totals = {}
         if self._folder is None:
-            for (name, labels), cells in self._own.items():
+            for (name, labels), cells in list(self._own.items()):  # another thread may read
                 totals.setdefault(name, {})[labels] = list(cells)
             return totals
         # Each file has its own series in its own order: they are matched by name and labels.

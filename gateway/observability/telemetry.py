@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import structlog
 
 from backends.observation import Phases, Upstream
 from gateway.config.telemetry import Telemetry
+from gateway.observability.metrics import Metrics
 
 log = structlog.get_logger()
 
 MISSING = "OpenTelemetry is not installed: install interlingua[otel]"
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-
-
+Signal = Literal["traces", "metrics"]
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 """What a span says."""
 
@@ -38,7 +37,9 @@ class UpstreamSpan(Protocol):
 
 
 class Trace(Protocol):
-    """The spans of one request."""
+    """The spans of one request; `id` is its trace's."""
+
+    id: str
 
     def attempt(self, upstream: Upstream, name: str) -> UpstreamSpan:
         """Begin the span of a request to an upstream."""
@@ -79,33 +80,64 @@ class Traces(Protocol):
         ...
 
 
+class Sender(Protocol):
+    """Sends a signal by itself."""
+
+    def close(self) -> None:
+        """Send what is left, as far as the collector takes it in a moment."""
+        ...
+
+
 def is_installed() -> bool:
     """Whether the extra is there."""
     return find_spec("opentelemetry") is not None and find_spec("opentelemetry.exporter") is not None
 
 
-def traces_wanted(settings: Telemetry | None, environment: Mapping[str, str]) -> bool:
-    """Whether spans are to be sent: the section says so, or the variables of OpenTelemetry do.
+def is_wanted(signal: Signal, settings: Telemetry | None, environment: Mapping[str, str]) -> bool:
+    """Whether a signal is to be sent: the section says so, or the variables of OpenTelemetry do.
 
-    Without the section, the variables must name a collector or an exporter: by OpenTelemetry's own default every
-    process sends to localhost, which would be wrong for a server that nobody has asked to.
+    Without the section, the variables must name an exporter or, for traces, a collector: by OpenTelemetry's own default
+    every process sends to localhost, which would be wrong for a server that nobody has asked to.
     """
     if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
-    exporter = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    exporter = environment.get(f"OTEL_{signal.upper()}_EXPORTER", "").strip().lower()
     if settings is not None:
-        return settings.traces and exporter != "none"
-    return exporter == "otlp" or (exporter == "" and any(environment.get(name) for name in _ENDPOINTS))
+        return getattr(settings, signal) is True and exporter != "none"
+    # A collector of this signal alone is one that was named for it; metrics have a page of their own.
+    own = [f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"]
+    collectors = [*own, "OTEL_EXPORTER_OTLP_ENDPOINT"] if signal == "traces" else own
+    return exporter == "otlp" or (exporter == "" and any(environment.get(name) for name in collectors))
 
 
-def start_traces(settings: Telemetry | None) -> Traces | None:
-    """Begin to send spans, if they are wanted; else None."""
-    if not traces_wanted(settings, os.environ):
-        return None
+class Started(NamedTuple):
+    """What is sent: each is None if it is not."""
+
+    traces: Traces | None = None
+    metrics: Sender | None = None
+
+    def close(self) -> None:
+        """Send what is left, as far as the collector takes it in a moment."""
+        for each in self:
+            if each is not None:
+                each.close()
+
+
+def start(settings: Telemetry | None, metrics: Metrics) -> Started:
+    """Begin to send what is wanted."""
+    signals: tuple[Signal, ...] = ("traces", "metrics")
+    wanted = [signal for signal in signals if is_wanted(signal, settings, os.environ)]
+    if not wanted:
+        return Started()
     if not is_installed():
         # `gateway check` refuses the section; a variable may be set for all processes of a machine.
         log.warning("telemetry.not_started", why=MISSING)
-        return None
+        return Started()
+    from gateway.observability.metrics_sender import MetricsSender
     from gateway.observability.tracing import Tracing
 
-    return Tracing(settings or Telemetry())
+    given = settings or Telemetry()
+    return Started(
+        Tracing(given) if "traces" in wanted else None,
+        MetricsSender(given, metrics.registry, metrics.folder) if "metrics" in wanted else None,
+    )

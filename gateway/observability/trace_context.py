@@ -22,3 +22,8 @@ def trace_headers(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return (
         (("traceparent", parent), ("tracestate", state)) if _TRACESTATE.fullmatch(state) else (("traceparent", parent),)
     )
+
+
+def trace_id(headers: tuple[tuple[str, str], ...]) -> str | None:
+    """The id of the trace in what `trace_headers` has found."""
+    return headers[0][1].split("-")[1] if headers else None

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
@@ -26,10 +25,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from backends.observation import Phases, Upstream
 from gateway.config.telemetry import Telemetry
+from gateway.observability.otlp import SERVICE, endpoint_of, resource_of
 from gateway.observability.telemetry import Attributes
 
-PROVIDER = "interlingua"
-"""`gen_ai.provider.name` of the project's own engine, and the service's name by default."""
+PROVIDER = SERVICE
+"""`gen_ai.provider.name` of the project's own engine."""
 
 _SHUTDOWN = 2.0
 """Seconds that a worker waits at its end for the last spans to be sent."""
@@ -44,16 +44,11 @@ class Tracing:
     """
 
     def __init__(self, settings: Telemetry) -> None:
-        resource = Resource.create()
-        named = str(resource.attributes[SERVICE_NAME])
-        if settings.service_name is not None or named.startswith("unknown_service"):
-            resource = resource.merge(Resource({SERVICE_NAME: settings.service_name or PROVIDER}))
         # None: the sampler of `OTEL_TRACES_SAMPLER`.
         sampler = None if settings.sample is None else ParentBasedTraceIdRatio(settings.sample)
         # At exit the provider would wait for a collector that does not answer: `close` bounds that.
-        self._provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
-        endpoint = None if settings.endpoint is None else f"{settings.endpoint.rstrip('/')}/v1/traces"
-        self._exporter = OTLPSpanExporter(endpoint=endpoint)
+        self._provider = TracerProvider(sampler=sampler, resource=resource_of(settings), shutdown_on_exit=False)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint_of(settings, "traces"))
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer(PROVIDER)
 
@@ -72,9 +67,13 @@ class Tracing:
 
 
 class RequestTrace:
-    """The spans of one request. Times are seconds of the monotonic clock."""
+    """The spans of one request. Times are seconds of the monotonic clock.
 
-    __slots__ = ("_asked", "_attempts", "_context", "_offset", "_phases", "_span", "_tracer")
+    Attributes:
+        id: of the trace, 32 hexadecimal digits.
+    """
+
+    __slots__ = ("_asked", "_attempts", "_context", "_offset", "_phases", "_span", "_tracer", "id")
 
     def __init__(
         self, tracer: Tracer, name: str, headers: Mapping[str, str], began: float, attributes: Attributes
@@ -84,6 +83,7 @@ class RequestTrace:
         self._offset = time.time_ns() - time.monotonic_ns()
         parent = _PROPAGATOR.extract(headers)
         self._span = tracer.start_span(name, parent, SpanKind.SERVER, attributes, start_time=self._at(began))
+        self.id = f"{self._span.get_span_context().trace_id:032x}"
         self._context = set_span_in_context(self._span)
         self._attempts: list[AttemptTrace] = []
         self._asked: Counter[str] = Counter()

@@ -6,6 +6,7 @@ many, and LISTEN_PID for which process.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import MutableMapping
@@ -83,6 +84,7 @@ def _open(wanted: list[tuple[str, int]]) -> list[socket.socket]:
         except OSError as error:
             for opened in sockets:
                 opened.close()
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+            hint = "; --port 0 takes a free port" if error.errno == errno.EADDRINUSE else ""
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from None
         listener.listen(_BACKLOG)
     return sockets

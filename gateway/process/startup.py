@@ -136,8 +136,8 @@ class StartupMonitor:
         sys.stdout.flush()
 
     def _show_examples(self) -> None:
-        from gateway.app import adapters
-        from gateway.http.routes import routes
+        from gateway.mounts import routes
+        from gateway.registry import adapters
 
         click.echo(f"Ready after {time.monotonic() - self._began:.1f} s. Try:\n")
         printed: set[str] = set()

@@ -38,16 +38,16 @@ import structlog
 from backends.base import EngineCommand
 from backends.process import BackOff, SupervisedProcess, signal_at_parents_end, start_bound_to_parent, stop
 from backends.standby import WarmProcess
-from gateway.app import backend_class
 from gateway.config import Config, ConfigError
 from gateway.config.changes import changes, described
 from gateway.process.control import Action, ControlSocket
 from gateway.process.folder import SharedFolder
 from gateway.process.heartbeat import Heartbeat
 from gateway.process.listeners import addresses, listen
+from gateway.process.orders import Orders
 from gateway.process.service_manager import READY, STOPPING, notify, notify_reloading, status
 from gateway.process.successor import Predecessor, Successor
-from gateway.process.worker import Orders
+from gateway.registry import backend_class
 
 log = structlog.get_logger()
 
@@ -348,7 +348,8 @@ class Supervisor:
         # Its standard input ends with its parent; a worker that is stopped must run to notice.
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gateway.process.worker"],
+                # A sixth of the time of its imports is the collector's, which `main` turns on again.
+                [sys.executable, "-c", "import gc; gc.disable(); from gateway.process.worker import main; main()"],
                 stdin=subprocess.PIPE,
                 pass_fds=(*descriptors, self._folder.lock, beats),
                 start_new_session=True,

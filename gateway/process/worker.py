@@ -1,4 +1,4 @@
-"""An HTTP worker: ``python -m gateway.process.worker``, started by the supervisor with its listening sockets.
+"""An HTTP worker, started by the supervisor with its listening sockets.
 
 The worker reads its orders as JSON from standard input, which then stays open: when it is closed, the supervisor is
 gone and the worker exits. On SIGTERM it reports not ready at once, accepts no connection after the drain delay, and
@@ -28,11 +28,12 @@ from uvicorn.lifespan.on import LifespanOn
 
 from gateway.access.certificates import LOOK_EVERY, Certificates
 from gateway.app import create_app
-from gateway.config import Config, ServerSection
+from gateway.config import ServerSection
 from gateway.observability import logging
 from gateway.process.client_connection import LINGER, ClientConnection
 from gateway.process.connections import Connections
 from gateway.process.heartbeat import beat
+from gateway.process.orders import Orders
 from gateway.service import Service
 from schemas.errors import BackendUnavailable
 
@@ -43,28 +44,6 @@ _CLOSE_GRACE = 0.5
 _FIRST_REQUEST_GRACE = 3.0
 """Seconds that connections get that have not sent a request yet."""
 _POLL_INTERVAL = 0.05
-
-
-class Orders(msgspec.Struct, frozen=True):
-    """What the supervisor sends a worker at its start.
-
-    Attributes:
-        config: what to serve.
-        sockets: inherited file descriptors to listen on.
-        log_level: for the log.
-        folder: the folder that workers share.
-        slot: the name of this worker's files there; it continues those of a worker that ended.
-        serving: a file to create once the worker listens, which it then does only when every endpoint can answer.
-        heartbeat: the inherited descriptor of a pipe for the heartbeat.
-    """
-
-    config: Config
-    sockets: tuple[int, ...]
-    log_level: str = "info"
-    folder: str | None = None
-    slot: str | None = None
-    serving: str | None = None
-    heartbeat: int | None = None
 
 
 class ParentWatch:
@@ -303,11 +282,8 @@ def main() -> None:
     # `freeze` moves what the application is made of out of the collector's sight.
     gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
+    gc.enable()  # the supervisor turns it off for the imports
     settings = uvicorn_config(app, orders.config.server)
     server = _Server(settings, app.state.service, orders.serving, orders.heartbeat, parent)
     # The sockets are bound and listening: uvicorn only accepts.
     server.run([socket.socket(fileno=fd) for fd in orders.sockets])
-
-
-if __name__ == "__main__":
-    main()

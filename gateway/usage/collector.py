@@ -9,12 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
@@ -29,7 +27,6 @@ _CHUNK = 1 << 18
 """Bytes of a file that one transaction takes."""
 _DELETED = 1000
 """Records that one transaction deletes: others wait no longer than for so many."""
-
 _ROWS = 50
 """Records that one statement inserts: twice as fast as one by one."""
 _ROW = f"({', '.join('?' * len(COLUMNS))})"
@@ -46,7 +43,7 @@ class Collector:
         lost: called with the number of records that could not be read.
     """
 
-    def __init__(self, folder: Path, address: str, lost: Any = lambda _: None) -> None:
+    def __init__(self, folder: Path, address: str, lost: Callable[[int], None] = lambda _: None) -> None:
         self._folder = folder
         self._address = address
         self._lost = lost
@@ -63,13 +60,16 @@ class Collector:
         Raises:
             DatabaseError: the database cannot be written; the records stay in their files.
         """
-        with self._using, self._locked(wait) as locked:
-            if not locked:
-                return False
-            with self._connected() as database:
-                for path in files(self._folder):
-                    self._collect(database, path)
-            return True
+        try:
+            with self._using, self._locked(wait) as locked:
+                if not locked:
+                    return False
+                with self._connected() as database:
+                    for path in files(self._folder):
+                        self._collect(database, path)
+                return True
+        except OSError as error:
+            raise DatabaseError(f"the records in {self._folder} cannot be read: {error}") from None
 
     def delete_before(self, seconds: float) -> int:
         """Delete the records of requests before a Unix time; return how many there were.
@@ -85,10 +85,7 @@ class Collector:
                     found = database.execute(f"DELETE FROM usage_record WHERE id IN ({oldest}) RETURNING id", (until,))  # noqa: S608
                 deleted += len(found)
                 if len(found) < _DELETED:
-                    break
-            # Places in files of a machine that is gone.
-            database.execute("DELETE FROM usage_spool WHERE time_ms < ?", (until,))
-        return deleted
+                    return deleted
 
     def close(self) -> None:
         """Close the connection."""
@@ -97,11 +94,8 @@ class Collector:
 
     @contextmanager
     def _locked(self, wait: bool) -> Iterator[bool]:
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise DatabaseError(f"{self._folder}: {error}") from None
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -148,9 +142,9 @@ class Collector:
                 values = list(chain.from_iterable(map(msgspec.structs.astuple, rows)))
                 database.execute(_INSERT + ", ".join([_ROW] * len(rows)), values)
             database.execute(
-                "INSERT INTO usage_spool (file, bytes, time_ms) VALUES (?, ?, ?)"
-                " ON CONFLICT (file) DO UPDATE SET bytes = excluded.bytes, time_ms = excluded.time_ms",
-                (path.name, until, int(time.time() * 1000)),
+                "INSERT INTO usage_spool (file, bytes) VALUES (?, ?)"
+                " ON CONFLICT (file) DO UPDATE SET bytes = excluded.bytes",
+                (path.name, until),
             )
 
     def _decode(self, lines: bytes, path: Path) -> list[Record]:

@@ -66,8 +66,8 @@ def schema(id_type: str) -> tuple[str, ...]:
         f"CREATE TABLE usage_record (id {id_type}, {columns})",
         "CREATE INDEX usage_record_time ON usage_record (time_ms, id)",
         "CREATE INDEX usage_record_key ON usage_record (key_id, time_ms, id)",
-        # How far each file of waiting records is in the database.
-        "CREATE TABLE usage_spool (file TEXT PRIMARY KEY, bytes BIGINT NOT NULL, time_ms BIGINT NOT NULL)",
+        # How far each file of waiting records is in the database: a line goes with its file, and at no other time.
+        "CREATE TABLE usage_spool (file TEXT PRIMARY KEY, bytes BIGINT NOT NULL)",
     )
 
 

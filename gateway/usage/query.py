@@ -103,7 +103,6 @@ def read_groups(
         where += f" AND ({', '.join(names)}) > ({', '.join('?' * len(names))})"
         values += after
     columns = ", ".join((*names, _COUNTS, _SUMS))
-    # Expressions and not positions: PostgreSQL takes a constant in GROUP BY for a position, but these are none.
     grouped = f" GROUP BY {', '.join(names)} ORDER BY {', '.join(names)}" if names else ""
     statement = f"SELECT {columns} FROM usage_record WHERE {where}{grouped} LIMIT ?"  # noqa: S608 - own names
     found = database.execute(statement, [*values, limit + 1])

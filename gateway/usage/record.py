@@ -27,6 +27,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         kind: what it asked for: "generate", "embed", "tokenize" or "relay".
         user: the user that the request names, as the configuration keeps it.
         streamed: whether the client asked for a stream.
+        cache_hit: whether the answer came out of the endpoint's cache, and cost nothing; null: it was not looked for.
         prompt_tokens: null, like the other numbers of tokens, if the answer did not end.
         cached_tokens: those of the prompt that were in the model's cache; null if that is not known.
         completion_tokens: of the answer.
@@ -54,6 +55,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     kind: str
     user: str | None
     streamed: bool
+    cache_hit: bool | None
     prompt_tokens: int | None
     cached_tokens: int | None
     completion_tokens: int | None

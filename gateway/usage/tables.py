@@ -19,7 +19,7 @@ Columns = Mapping[str, Any]
 """Name -> type."""
 Row = dict[str, Any]
 
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 _LINES = 1000
 """Lines of CSV that are written at a time."""
 
@@ -39,7 +39,8 @@ def record_row(record: Mapping[str, Any], columns: Columns) -> Row:
     row = dict(record)
     row["time"] = datetime.fromtimestamp(row.pop("time_ms") / 1000, UTC)
     row["cost"] = money(row["cost"])
-    row["streamed"] = bool(row["streamed"])
+    for name in ("streamed", "cache_hit"):  # SQLite has numbers
+        row[name] = bool(row[name]) if row[name] is not None else None
     return {name: row[name] for name in columns}
 
 

@@ -216,14 +216,15 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: tuple[Model, ...]
 
 
-class Error(msgspec.Struct, frozen=True):
-    """An error. All four keys are required."""
+class Error(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An error. The first four keys are required; `failed_generation` is Groq's."""
 
     message: str
     type: str
     # Nullable but required in openapi.yaml, as is `code`.
     param: str | None
     code: str | None
+    failed_generation: str | None = None
 
 
 class ErrorResponse(msgspec.Struct, frozen=True):

@@ -13,9 +13,10 @@ import pytest
 
 from backends.base import Capabilities, Health
 from backends.native.backend import NativeBackend
-from gateway.app import create_app, make_backends
+from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity, Shadow, parse
 from gateway.deployment.deployments import changed
+from gateway.registry import make_backends
 from gateway.routing.target import Target
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as Entity

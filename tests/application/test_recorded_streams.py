@@ -69,10 +69,12 @@ async def replaying(name: str) -> AsyncIterator[tuple[httpx.AsyncClient, list[by
     def play(asked: Asked) -> tuple[Step, ...]:
         return (response(b"{}"),) if asked.line.startswith("GET ") else (STREAM, *map(chunk, sent), END)
 
-    kind = protocol(name)
+    # A TGI of today is asked for everything in OpenAI's protocol.
+    kind = {"tgi": "tgi-0.9"}.get(protocol(name), protocol(name))
     async with upstream(play) as there:
         url = there.url + ("/v1" if kind == "openai" else "")
-        backends = {"far": {"kind": kind, "url": url, "raw_text": "as_chat", "timeouts": {"connect": 60.0}}}
+        texts = {} if kind == "tgi-0.9" else {"raw_text": "as_chat"}
+        backends = {"far": {"kind": kind, "url": url, "timeouts": {"connect": 60.0}, **texts}}
         endpoints = {"m": Endpoint(served_entities=(ServedEntity(name="m", backend="far"),))}
         app = create_app(Config(server=ServerSection(), backends=backends, endpoints=endpoints))
         async with (
@@ -87,7 +89,9 @@ async def test_every_client_reads_what_the_provider_said(name: str) -> None:
     recorded, count = list(frames(ALL[name])), choices(name)
     async with replaying(name) as (client, sent):
         for sent[:] in pieces(name):
-            for protocol_of_client in SEVERAL if count > 1 else CLIENTS:
+            # Without a chat template, a server of raw text takes no chats.
+            clients = TEXT_ONLY if protocol(name) == "tgi" else SEVERAL if count > 1 else CLIENTS
+            for protocol_of_client in clients:
                 path, body = CLIENTS[protocol_of_client]
                 answer = await client.post(path, json=body | {"stream": True} | ({"n": count} if count > 1 else {}))
                 written = list(frames(answer.content))
@@ -96,7 +100,8 @@ async def test_every_client_reads_what_the_provider_said(name: str) -> None:
                     found = heard(written, index)
                     # Without counts of the provider, clients get the gateway's own.
                     assert (found if wanted.usage else found._replace(usage=None)) == wanted, protocol_of_client
-                if protocol_of_client == protocol(name):
+                # TGI's frames are written anew: what a stream of another version lacks is added.
+                if protocol_of_client == protocol(name) != "tgi":
                     assert written == recorded
 
 

@@ -167,3 +167,38 @@ def test_refusals_have_the_form_of_the_protocol(server: Server) -> None:
         assert "hostname" not in refused.value.message
     with pytest.raises(text_generation.errors.ValidationError, match="not a JPEG or PNG"):
         text_generation.Client(server.url, timeout=LIMIT).generate("![](data:image/png;base64,aGk=)Hi")
+
+
+def jpeg(colour: str) -> str:
+    """The base64 of a JPEG with a square."""
+    image, out = Image.new("RGB", (200, 200), "white"), BytesIO()
+    image.paste(SQUARES[colour], (50, 50, 150, 150))
+    image.save(out, "JPEG", quality=95)
+    return base64.b64encode(out.getvalue()).decode()
+
+
+def test_parts_of_vllms_clients(server: Server) -> None:
+    """Frames of a video are images; embeddings of a wrong width are refused in OpenAI's words."""
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0)
+
+    def ask(part: dict) -> str:
+        said = [{"role": "user", "content": [part, {"type": "text", "text": QUESTION}]}]
+        return (
+            client.chat.completions.create(model=server.model, messages=said, temperature=0).choices[0].message.content
+        )
+
+    for colour in SQUARES:
+        video = f"data:video/jpeg;base64,{jpeg(colour)}"
+        assert ask({"type": "video_url", "video_url": {"url": video}}) == f"A {colour} square."
+    file = BytesIO()
+    np.save(file, np.zeros((1, 4, 7), np.float32))
+    embeddings = base64.b64encode(file.getvalue()).decode()
+    for part, param in (
+        ({"type": "image_embeds", "image_embeds": embeddings}, "messages[0].content[0].image_embeds"),
+        ({"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}, "messages[0].content[0].type"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(part)
+        assert refused.value.param == param
+    with pytest.raises(openai.NotFoundError, match="compact"):
+        client.responses.compact(model=server.model, input="Hi")

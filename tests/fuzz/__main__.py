@@ -24,9 +24,9 @@ with atheris.instrument_imports(include=["adapters", "backends", "gateway", "sch
     from backends.images.header import check_header
     from backends.native.protocol.frames import FrameError, FrameReader, encode_frame
     from backends.native.protocol.messages import Cancel, FromEngine, Submit, ToEngine
-    from gateway.app import adapters
     from gateway.config import ConfigError, Limits, parse
     from gateway.process.request_head import RefusedHead, check_head
+    from gateway.registry import adapters
     from schemas.catalog import Catalog
     from schemas.errors import BackendFailed, GatewayError
 

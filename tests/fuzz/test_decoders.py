@@ -23,9 +23,9 @@ from backends.images import ImageOptions
 from backends.images.header import check_header
 from backends.native.protocol.frames import FrameError, FrameReader
 from backends.native.protocol.messages import FromEngine, ToEngine
-from gateway.app import adapters
 from gateway.check import validate
 from gateway.config import ConfigError, load
+from gateway.registry import adapters
 from schemas.catalog import Catalog
 from schemas.errors import BackendFailed, GatewayError, InvalidRequest
 

@@ -18,8 +18,8 @@ from gateway.app import create_app
 from gateway.check import read_file
 from gateway.cli import main
 from gateway.config import ConfigError
+from gateway.process.orders import Orders
 from gateway.process.supervisor import Supervisor
-from gateway.process.worker import Orders
 
 GOOD = """\
 [server]
@@ -86,7 +86,11 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
     "port text": (("port = 0", 'port = "80"'), 2, "server.port: Expected `int`, got `str`"),
     "port range": (("port = 0", "port = 70000"), 2, "server.port: Expected `int` <= 65535"),
     "workers": (("port = 0", "workers = 0"), 2, "server.workers: Expected `int` >= 1"),
-    "task": ("task = 'chatt'\n", END, "'chatt' is none of chat, completions, embeddings, rerank, classify; did you"),
+    "task": (
+        "task = 'chatt'\n",
+        END,
+        "rerank, classify; did you mean 'chat'?",
+    ),
     "routing": ("routing = 'random'\n", END, "'random' is none of hash"),
     "percent": (("= 60", "= 160"), 13, "traffic_percentage: Expected `int` <= 100"),
     "entity name": (('name = "a"', 'name = "a b"'), 13, "served_entities[0].name: Expected `str` matching"),

@@ -17,7 +17,9 @@ WHOLE = {name: data for name, data in ALL.items() if name not in FAILED}
 
 
 def protocol(name: str) -> str:
-    """The adapter and dialect of a stream: all providers but Anthropic speak like OpenAI."""
+    """The adapter and dialect of a stream: all providers but Anthropic speak like OpenAI, and TGI does in its chats."""
+    if name == "tgi-generate":
+        return "tgi"
     return "anthropic" if name.startswith("anthropic-") else "openai"
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from adapters.base import Headers, Reply
 from adapters.openai.dialects import Dialect
-from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
+from schemas.errors import GatewayError, InvalidRequest, MethodNotAllowed, UnsupportedFeature
 from schemas.ir import ChatPrompt, Generate, ImagePart, Part
 from schemas.openai.answers import Error, ErrorResponse, MindieErrorResponse
 
@@ -55,7 +55,8 @@ def wire_error(dialect: Dialect, error: GatewayError, request: Generate | None =
     """An error in OpenAI's form, with all four keys."""
     failure = dialect.wording.failures[error.kind]
     message = failure.text.format(message=error.message)
-    return Error(message, failure.type, _param(error, request), error.code or failure.code)
+    written = error.failed_generation if isinstance(error, InvalidRequest) else None
+    return Error(message, failure.type, _param(error, request), error.code or failure.code, written)
 
 
 def error_headers(dialect: Dialect, error: GatewayError) -> Headers:

@@ -71,7 +71,9 @@ def _failure(status: int, answer: RemoteAnswer, retry_after: float | None) -> Ga
         param, code = _text(answer, "param"), _text(answer, "code")
         if any(sign in message or sign == code for sign in _CONTEXT_LENGTH_SIGNS):
             return ContextLengthExceeded(message, param=param)
-        return InvalidRequest(message, param=param, code=code)
+        refused = InvalidRequest(message, param=param, code=code)
+        refused.failed_generation = _text(answer, "failed_generation")
+        return refused
     return failure_of(status, message, retry_after)
 
 

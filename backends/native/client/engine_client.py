@@ -70,6 +70,7 @@ class EngineClient:
         self._in_flight: dict[int, InFlightRequest] = {}  # by seq: a request is there once per sequence
         self._transport: Transport | None = None
         self._silent_pings = 0
+        self._was_ready = False  # whether the engine of the present connection has ever been
         self._health = Health("loading")
         self._quarantine_waits = False  # whether a quarantined request waits for another one's trial
         self._start_decided = asyncio.Event()
@@ -191,6 +192,7 @@ class EngineClient:
     async def _serve_connection(self) -> bool:
         """Connect, and return once the engine is gone; the result says whether it was ever ready."""
         lost = asyncio.Event()
+        self._was_ready = False
         try:
             # No message arrives before `_connect` has returned (see `Connect`), and nothing is awaited between its
             # return and the assignment: `_receive` may answer at once through `_transport`.
@@ -207,16 +209,19 @@ class EngineClient:
             for answer in self._managing.values():
                 if not answer.done():
                     answer.set_exception(BackendUnavailable("The engine ended."))
-            was_ready, self.ready = self.ready is not None, None
+            self.ready = None
             await transport.aclose()
-        # An engine that is lost while it loads starts no timer: `start` waits on until `fail_start` or `Failed`, and
-        # requests wait until the timer that runs already fires. After a cancellation (`aclose`) this part does not run.
-        if was_ready:
+        # `_was_ready` and not `ready`: an engine that loads again, as a woken one does, may hold requests.
+        #
+        # An engine that is lost while it loads for the first time starts no timer: `start` waits on until `fail_start`
+        # or `Failed`, and requests wait until the timer that runs already fires. After a cancellation (`aclose`) this
+        # part does not run.
+        if self._was_ready:
             log.error("engine.lost", requests=len(self._unfinished()))
             self._health = Health("loading", "the engine is started again")
             self._engine_died()
             self._start_reconnect_timer()
-        return was_ready
+        return self._was_ready
 
     async def _watch(self, lost: asyncio.Event) -> None:
         """Ping the engine until it is gone; kill it if it is silent for too long.
@@ -287,6 +292,7 @@ class EngineClient:
         self._cancel_reconnect_timer()
         # `ready` is set before `_submit_waiting`, which submits nothing without it.
         self.ready = self.last_ready = message
+        self._was_ready = True
         # With a detail, others are preferred where there is a choice, and background work leaves it alone.
         self._health = Health("ready", "asleep" if message.asleep else "")
         self.on_ready(message)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -83,16 +84,17 @@ class EngineProcess:
         return start_bound_to_parent(self._command, {**os.environ, "PYTHONPATH": path}, stdin)
 
 
-def engine_command(options: EngineOptions, socket: Path, *, warm: bool = False) -> list[str]:
+def engine_command(options: EngineOptions, socket: Path, *, warm: bool | Literal["loaded"] = False) -> list[str]:
     """Return the command of an engine that listens on `socket`; `engine.serving.__main__` reads the options back.
 
     Args:
         options: the engine's.
         socket: where it listens.
-        warm: whether it only does its imports, and then waits for a line on standard input.
+        warm: whether it only does its imports, or "loaded": also loads the model, and then waits for a line on standard
+            input.
     """
     command = [sys.executable, "-m", "backends.native.engine.serving", "--socket", str(socket)]
-    command += ["--standby"] if warm else []
+    command += [f"--standby={'loaded' if warm == 'loaded' else 'imported'}"] if warm else []
     for field in msgspec.structs.fields(EngineOptions):
         flag, value = field.name.replace("_", "-"), getattr(options, field.name)
         # `--flag=value` in one argument: argparse would take a separate value that begins with a dash for an option.

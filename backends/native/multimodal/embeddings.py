@@ -15,9 +15,9 @@ from schemas.errors import InvalidRequest
 GRID = "image_grid_thw"
 """The field with an image's patches in time, rows and columns (Qwen2-VL)."""
 
-_LARGEST = 65504.0
-"""The greatest float16. No encoder's output comes near it, and no square of it overflows in float32: infinite values
-would stay in the memory of the KV cache when the request has ended."""
+_LARGEST = 16384.0
+"""A quarter of the greatest float16, so that sums of the model's layers stay finite in every type: infinite values
+would stay in the memory of the KV cache when the request has ended. No encoder's output comes near it."""
 _LONGEST_SIDE = 1 << 16
 
 

@@ -21,12 +21,20 @@ MultiModalEmbeddings: TypeAlias = Union["Tensor", "Sequence[Tensor]"]
 class SupportsMultiModal(ABC):
     """A model with an image encoder. A subclass that is an `nn.Module` takes the configuration as its only argument."""
 
+    deeper_arguments: frozenset[str] = frozenset()
+    """Arguments of the decoder by which features of images enter deeper layers, if the model passes `deeper` on."""
+    deeper: tuple[Tensor, tuple[Tensor, ...]] | None = None
+    """Set by the engine before each step: which of its tokens, [1, tokens], stand for images, and what is added to
+    their hidden states after the first layers, [placeholders, hidden] each. None: nothing is.
+    """
+
     @abstractmethod
     def get_multimodal_embeddings(self, **kwargs: Any) -> MultiModalEmbeddings | None:
         """Encode items; the arguments are the fields of their processor.
 
         Returns:
-            The items' embeddings; None if no argument is an item's.
+            The items' embeddings; None if no argument is an item's. Rows of more than `hidden` numbers go on with what
+            enters deeper layers, `hidden` numbers for each.
         """
 
     @abstractmethod

@@ -20,7 +20,7 @@ from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMu
 GROUP = "gateway.multimodal_models"
 """Entry points of this group name modules that register models when imported."""
 
-_BUNDLED = ("fuyu", "llava", "qwen2_vl")
+_BUNDLED = ("fuyu", "llava", "mistral3", "qwen2_vl")
 
 M = TypeVar("M", bound=type[SupportsMultiModal])
 

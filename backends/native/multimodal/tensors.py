@@ -27,6 +27,8 @@ _MAX_ENTRIES = 64
 _MAX_HEADER = 1000
 """Bytes that describe the one tensor; the usual number is 200."""
 _MAX_RANK = 4
+_LONGEST = 1 << 15
+"""Elements of one dimension; four such dimensions are fewer than numpy's most."""
 _DAMAGED = (BadZipFile, KeyError, ValueError, OverflowError, NotImplementedError, RuntimeError, OSError, EOFError)
 """What `zipfile` raises for an archive that it cannot read."""
 _TYPES = {
@@ -209,7 +211,8 @@ def _typed(values: bytes, kind: str, shape: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _shaped(values: bytes, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    if len(shape) > _MAX_RANK or prod(shape) * dtype.itemsize != len(values):
+    # Without the second bound, a dimension of 0 would allow for others that numpy cannot hold.
+    if len(shape) > _MAX_RANK or max(shape, default=0) > _LONGEST or prod(shape) * dtype.itemsize != len(values):
         raise BadTensor(f"its shape {list(shape)[: _MAX_RANK + 1]} does not fit its {len(values)} bytes")
     return np.frombuffer(values, dtype).reshape(shape)
 

@@ -70,7 +70,8 @@ class FrameReader(Generic[M]):
                 start = payload + length
                 try:
                     messages.append(self._decoder.decode(view[payload:start]))
-                except msgspec.DecodeError as error:
+                # msgspec leaves a string that is no UTF-8 as Python's own error.
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     raise FrameError(f"not a message: {error}") from error
         # Once per call, not once per frame: each removal may move the rest of the buffer.
         del self._buffer[:start]

@@ -156,7 +156,13 @@ def _own_operations(own: Iterable[HTTPRouteHandler]) -> Iterable[tuple[str, str,
     for handler in own:
         for path in handler.paths:
             for method in sorted(set(handler.http_methods) - {"HEAD"}):
-                yield path, method.lower(), _own_operation(handler.fn.__doc__, open=not handler.opt.get("needs_key"))
+                described = _own_operation(handler.fn.__doc__, open=not handler.opt.get("needs_key"))
+                if query := handler.opt.get("query"):
+                    described["parameters"] = [
+                        {"name": name, "in": "query", "description": what, "schema": {"type": "string"}}
+                        for name, what in query.items()
+                    ]
+                yield path, method.lower(), described
     yield "/", "get", _own_operation("Answer while the process lives.", open=True)
     for path, (verb, answer) in (experiment.PATHS | keys.PATHS).items():
         yield path, verb.lower(), _own_operation(answer.__doc__, open=False, parameter="name")

@@ -13,7 +13,7 @@ from gateway.http.accounting import RequestAccount
 from gateway.http.observation.spans import end_trace, request_attributes, span_name
 from gateway.observability.metrics import Metrics
 from gateway.observability.telemetry import Trace, UpstreamSpan
-from gateway.observability.trace_context import trace_headers
+from gateway.observability.trace_context import trace_headers, trace_id
 from schemas.errors import BackendError, GatewayError
 
 
@@ -38,8 +38,10 @@ class RequestObserver:
         if traces is not None:
             name = f"{scope['method']} {route}"
             self._trace = traces.begin(name, headers, self._account.began, request_attributes(headers, scope, route))
+            self._account.trace_id = self._trace.id
         elif "traceparent" in headers:
             self._headers = trace_headers(headers)
+            self._account.trace_id = trace_id(self._headers)
 
     def attempt(self, upstream: Upstream, model: str) -> Attempt:
         """Count an attempt, and begin its span."""

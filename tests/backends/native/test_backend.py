@@ -453,7 +453,11 @@ def test_the_command_for_a_shared_engine() -> None:
     warm = NativeBackend.engine_command({"warm_engine": True}, Path("s"))
     assert warm is not None
     assert warm.warm
-    assert "--standby" in warm.arguments
+    assert "--standby=imported" in warm.arguments
+    loaded = NativeBackend.engine_command({"warm_engine": "loaded"}, Path("s"))
+    assert loaded is not None
+    assert loaded.warm
+    assert "--standby=loaded" in loaded.arguments
     assert NativeBackend.engine_command({"engine": "inprocess"}, Path("s")) is None
     assert NativeBackend.engine_command({"socket": "/run/other"}, Path("s")) is None
     with pytest.raises(msgspec.ValidationError, match="thread"):

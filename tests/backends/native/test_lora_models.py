@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import torch
+from msgspec.structs import replace
 from transformers import AutoModelForImageTextToText
 
 from backends.base import Feature
@@ -32,6 +33,7 @@ PROMPTS = (
     TextPrompt("Once upon a time"),
     chat(drawn_image(1)[1], "What is in the picture?"),
 )
+HEARTBEAT = 0.1
 Backends = tuple[NativeBackend, dict[str, NativeBackend]]
 
 
@@ -88,6 +90,24 @@ async def test_answers_equal_those_of_merged_weights(backends: Backends, fields:
         answers = await asyncio.gather(*(ask(adapted, name or None, **fields) for name in NAMES))
         assert [ids(answer) for answer in answers] == expected
     assert expected[0] != expected[1] != expected[2]
+
+
+@pytest.mark.slow
+async def test_speculation_changes_no_answer_with_lora_adapters_and_images(backends: Backends) -> None:
+    """Answers that repeat their prompt, so that drafts are made, and one with an image."""
+    adapted, _ = backends
+    speculating = NativeBackend("s", replace(adapted._options, speculation=True, heartbeat=HEARTBEAT))
+    await speculating.start()
+    try:
+        for fields in ({"sampling": Sampling(temperature=0.0)}, {"sampling": Sampling(seed=5, temperature=1.0)}):
+            expected = [ids(await ask(adapted, name or None, **fields)) for name in NAMES]
+            answers = await asyncio.gather(*(ask(speculating, name or None, **fields) for name in NAMES))
+            assert [ids(answer) for answer in answers] == expected
+        await asyncio.sleep(2 * HEARTBEAT)
+        assert speculating.engine_state is not None
+        assert speculating.engine_state.drafts > 0
+    finally:
+        await speculating.aclose()
 
 
 async def test_embeddings_equal_those_of_merged_weights(backends: Backends) -> None:

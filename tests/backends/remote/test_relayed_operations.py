@@ -81,6 +81,36 @@ async def test_an_answer_of_any_media_type_passes() -> None:
         assert (reply.content, reply.headers["content-type"]) == (b"\xff\xfb", "audio/mpeg")
 
 
+async def test_a_conversation_is_compacted_by_the_remote() -> None:
+    made = b'{"id":"resp_1","object":"response.compaction","output":[{"type":"compaction","encrypted_content":"x"}]}'
+    async with over({"/v1/responses/compact": response(made)}) as (client, there):
+        body = {"model": "far", "input": [{"role": "user", "content": "Hi"}], "instructions": None}
+        reply = await client.post("/v1/responses/compact", json=body)
+        assert (reply.status_code, reply.content) == (200, made)
+        [asked] = [asked for asked in there.asked if asked.line.startswith("POST")]
+        assert json.loads(asked.body) == body | {"model": "renamed"}
+        refused = await client.post("/v1/responses/compact", json={"model": "far", "previous_response_id": "resp_0"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
+
+
+async def test_what_groq_could_not_read_reaches_the_client() -> None:
+    written = '{"name": "get_weather", "arguments": {"city": Paris}}'
+    error = {
+        "message": "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more details.",
+        "type": "invalid_request_error",
+        "code": "tool_use_failed",
+        "failed_generation": written,
+    }
+    answer = response(json.dumps({"error": error}).encode(), "400 Bad Request")
+    async with over({"/v1/chat/completions": answer}) as (client, _):
+        body = {"model": "far", "messages": [{"role": "user", "content": "Hi"}]}
+        for stream in (False, True):
+            reply = await client.post("/v1/chat/completions", json=body | {"stream": stream})
+            assert (reply.status_code, reply.json()["error"]) == (400, error | {"param": None})
+        claude = {"model": "far", "messages": body["messages"], "max_tokens": 5}
+        assert written not in (await client.post("/v1/messages", json=claude)).text
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["far", "claude", "tgi", "s"])
 async def test_what_nobody_has_is_refused_by_name(model: str) -> None:

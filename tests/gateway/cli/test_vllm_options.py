@@ -57,10 +57,8 @@ REFUSED = {
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Config]:
     """What would be served, instead of serving it."""
-    from gateway.app import prepare  # noqa: F401 - imported before it is replaced
-
     found: list[Config] = []
-    monkeypatch.setattr("gateway.app.prepare", lambda config, *_, **__: config)
+    monkeypatch.setattr("gateway.registry.prepare", lambda config, *_, **__: config)
     monkeypatch.setattr("gateway.check.validate", lambda *_, **__: None)
     monkeypatch.setattr("gateway.cli.serve._serve", lambda read, _: found.append(read()) or 0)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')

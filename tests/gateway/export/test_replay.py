@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.app import adapters
 from gateway.export.replay import Compared, Replayed, compare, decode_row
 from gateway.export.rows import Choice, Response, Row
+from gateway.registry import adapters
 from schemas.ir import ChatPrompt, TextPrompt
 
 CHAT = '{"model": "chat", "messages": [{"role": "user", "content": "Hi"}], "stream": true, "max_tokens": 7}'

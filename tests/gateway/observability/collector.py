@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
@@ -56,8 +58,9 @@ class Received:
 
 @dataclass
 class Collector:
-    """What was received."""
+    """What was received; of metrics, each message by the names of its metrics."""
 
+    metrics: list[dict[str, Metric]] = field(default_factory=list)
     spans: list[Received] = field(default_factory=list)
     port: int = 0
 
@@ -86,14 +89,21 @@ def collector() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["content-length"]))
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
-            assert self.path == "/v1/traces"
+            if self.path == "/v1/metrics":
+                (sent,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
+                made.metrics.append({metric.name: metric for metric in sent.scope_metrics[0].metrics})
+            else:
+                assert self.path == "/v1/traces"
+                self._take_spans(body)
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def _take_spans(self, body: bytes) -> None:
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
                 service = {each.key: _value(each.value) for each in resource.resource.attributes}["service.name"]
                 for scope in resource.scope_spans:
                     made.spans += [Received(span, service) for span in scope.spans]
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""

@@ -10,10 +10,13 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
+import structlog
 
 from gateway.app import create_app
+from gateway.check import problems_of
 from gateway.config import Config, Endpoint, ServedEntity, Telemetry
-from gateway.observability.telemetry import traces_wanted
+from gateway.observability.metrics import Metrics
+from gateway.observability.telemetry import MISSING, is_wanted, start
 from tests.faults.upstream import Asked, Pause, Play, Reset, Step, Upstream, response, upstream
 from tests.gateway.http.observation.test_observer import STREAMED, WHOLE
 from tests.gateway.observability.collector import collector
@@ -54,8 +57,10 @@ async def test_client_gateway_and_upstream_are_one_trace(stream: bool) -> None:
             there,
         ):
             asked = CHAT | {"stream": stream, "temperature": 0.5}
-            answer = await client.post("/v1/chat/completions", json=asked, headers=TRACED)
+            with structlog.testing.capture_logs() as logs:
+                answer = await client.post("/v1/chat/completions", json=asked, headers=TRACED)
             assert answer.status_code == 200
+    assert [entry["trace_id"] for entry in logs if entry["event"] == "request.finished"] == [TRACE]
     assert {(span.trace, span.service) for span in received.spans} == {(TRACE, "interlingua")}
     server, sent = received.named("POST /v1/chat/completions"), received.named("chat m")
     assert len(received.spans) == 2
@@ -188,7 +193,37 @@ async def test_a_collector_in_trouble_slows_nobody(kind: str, monkeypatch: pytes
 def test_traces_are_sent_where_somebody_asks_for_them(
     settings: Telemetry | None, environment: dict[str, str], wanted: bool
 ) -> None:
-    assert traces_wanted(settings, environment) is wanted
+    assert is_wanted("traces", settings, environment) is wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "wanted"),
+    [
+        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, False),
+        (None, {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4318/v1/metrics"}, True),
+        (None, {"OTEL_METRICS_EXPORTER": "otlp"}, True),
+        (Telemetry(), {}, False),
+        (Telemetry(metrics=True), {}, True),
+        (Telemetry(metrics=True), {"OTEL_METRICS_EXPORTER": "none"}, False),
+    ],
+)
+def test_metrics_are_sent_where_somebody_asks_for_them(
+    settings: Telemetry | None, environment: dict[str, str], wanted: bool
+) -> None:
+    assert is_wanted("metrics", settings, environment) is wanted
+
+
+def test_variables_without_the_extra_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.observability.telemetry.is_installed", lambda: False)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    with structlog.testing.capture_logs() as logs:
+        assert start(None, Metrics({})) == (None, None)
+    assert [(entry["event"], entry["why"]) for entry in logs] == [("telemetry.not_started", MISSING)]
+
+
+def test_the_section_without_the_extra_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.check.is_installed", lambda: False)
+    assert [problem.text for problem in problems_of(Config(telemetry=Telemetry()))] == [f"telemetry: {MISSING}"]
 
 
 @pytest.mark.slow

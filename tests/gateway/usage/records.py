@@ -21,6 +21,7 @@ RECORD = Record(
     kind="generate",
     user=None,
     streamed=False,
+    cache_hit=None,
     prompt_tokens=10,
     cached_tokens=None,
     completion_tokens=5,

@@ -134,6 +134,17 @@ def test_old_records_are_deleted_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
     collector.close()
 
 
+def test_what_is_deleted_does_not_come_back_out_of_a_file_that_is_still_written(tmp_path: Path) -> None:
+    spool, collector = written(tmp_path, 3), collecting(tmp_path)
+    collector.collect(wait=True)
+    assert collector.delete_before(1e10) == 3
+    assert spool.append(record(3))
+    collector.collect(wait=True)
+    assert ids(tmp_path) == ["r3"]
+    spool.close()
+    collector.close()
+
+
 def test_a_database_that_is_away_keeps_the_records_in_their_file(tmp_path: Path) -> None:
     (tmp_path / "usage").mkdir()
     written(tmp_path, 3).close()
@@ -144,6 +155,12 @@ def test_a_database_that_is_away_keeps_the_records_in_their_file(tmp_path: Path)
     collector.collect(wait=True)
     assert ids(tmp_path) == ["r0", "r1", "r2"]
     collector.close()
+
+
+def test_a_folder_that_cannot_be_used_is_an_error_of_the_database(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_text("")
+    with pytest.raises(DatabaseError, match="spool"):
+        collecting(tmp_path).collect(wait=True)
 
 
 def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:

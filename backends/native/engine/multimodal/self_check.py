@@ -99,7 +99,7 @@ def _compare(
         return f"its encoder makes {made} embeddings for {wanted} placeholder tokens"
     with _watching(small) as given:
         plain, other = (_plain(small, *each) for each in zip(prompts, items, strict=True))
-    why = _why_not_causal(given)
+    why = _why_not_causal(given, wrapper.deeper_arguments)
     if why is not None:
         return why
     # After the plain runs: the packed runner sets another attention implementation on the same model.
@@ -123,14 +123,14 @@ def _watching(model: Any) -> Iterator[dict[str, Any]]:
         hook.remove()
 
 
-def _why_not_causal(given: Mapping[str, Any]) -> str | None:
+def _why_not_causal(given: Mapping[str, Any], known: frozenset[str]) -> str | None:
     masks = given.get("attention_mask")
     for mask in masks.values() if isinstance(masks, Mapping) else [masks]:
         if isinstance(mask, Tensor) and mask.dim() == 4 and _looks_ahead(mask):
             return (
                 "the tokens of an image attend to later ones (bidirectional attention), which the KV cache does not do"
             )
-    more = sorted(name for name, value in given.items() if value is not None and name not in _USUAL_ARGUMENTS)
+    more = sorted(name for name, value in given.items() if value is not None and name not in _USUAL_ARGUMENTS | known)
     deep = [name for name in more if "deepstack" in name or isinstance(given[name], list | tuple)]
     if deep:
         return f"its decoder takes features of images at several layers ({', '.join(deep)}), not only embeddings"

@@ -79,10 +79,18 @@ class Embedder:
                     mask[[first + place for place in where]] = True
                     rows.append(embeddings)
             first += work.count
+        self._model.deeper = None
         # No image in this step, as in every decode: the runner passes ids, and the model makes the embeddings itself.
         if not rows:
             return None
-        return merge_by_mask(self._model.get_input_embeddings(ids), rows, mask.unsqueeze(0).to(self._device))
+        text, is_image = self._model.get_input_embeddings(ids), mask.unsqueeze(0).to(self._device)
+        hidden = text.shape[-1]
+        # Rows are longer where features enter deeper layers, too.
+        if rows[0].shape[-1] > hidden:
+            deeper = torch.cat([each[:, hidden:] for each in rows]).to(text.dtype)
+            self._model.deeper = is_image, torch.split(deeper, hidden, dim=-1)
+            rows = [each[:, :hidden] for each in rows]
+        return merge_by_mask(text, rows, is_image)
 
     def encode(self, feature: Feature) -> Tensor:
         """An image's embeddings, [tokens, hidden], from the cache or the model's encoder."""

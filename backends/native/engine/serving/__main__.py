@@ -11,6 +11,7 @@ import argparse
 import gc
 import logging
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
-from typing import get_origin
+from typing import TYPE_CHECKING, get_origin
 
 import msgspec
 import structlog
@@ -29,30 +30,38 @@ from backends.native.machine import keep_freed_memory
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Failed, Loading
 
+if TYPE_CHECKING:  # it imports torch, and a process listens before that
+    from backends.native.engine.serving.management import Loaded
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an engine process and return its exit code."""
     socket, options, standby = parse(argv)
     _log_as_json()
-    if standby and not _is_called():
-        return 0
+    loaded: Loaded | None = None
+    if standby is not None:
+        loaded = _prepare(options, load=standby == "loaded")
+        if not sys.stdin.buffer.readline():  # nobody will call
+            return 0
+        structlog.get_logger().info("engine.called", loaded=loaded is not None)
     inbox: Inbox = SimpleQueue()
     server = SocketServer(socket, inbox)
     try:
-        return _run(options, inbox, server)
+        return _run(options, inbox, server, loaded)
     finally:
         server.close()
 
 
-def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions, bool]:
+def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions, str | None]:
     """Parse the command line: every field of `EngineOptions` is an option of the same name, tables are JSON.
 
     Returns:
-        The socket's path, the options, and whether the process waits until it is called.
+        The socket's path, the options, and what the process does before it waits to be called; None: it does not wait.
     """
     parser = argparse.ArgumentParser(prog="python -m backends.native.engine.serving", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="path of the Unix socket to listen on")
-    parser.add_argument("--standby", action="store_true", help="import, then wait for a line on standard input")
+    standby = "import, or also load the model, and then wait for a line on standard input"
+    parser.add_argument("--standby", choices=["imported", "loaded"], help=standby)
     for option in msgspec.structs.fields(EngineOptions):
         flag = f"--{option.name.replace('_', '-')}"
         if option.type is bool:
@@ -64,12 +73,13 @@ def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions, bool]:
             default = None if required else option.default
             parser.add_argument(flag, type=option.type, required=required, default=default)
     given = vars(parser.parse_args(argv))
-    socket, standby = given.pop("socket"), given.pop("standby")
-    return socket, EngineOptions(**given), standby
+    socket, prepared = given.pop("socket"), given.pop("standby")
+    return socket, EngineOptions(**given), prepared
 
 
-def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
-    server.announce(Loading(0.0, "torch"))
+def _run(options: EngineOptions, inbox: Inbox, server: SocketServer, loaded: Loaded | None) -> int:
+    if loaded is None:
+        server.announce(Loading(0.0, "torch"))
     _import()  # takes seconds; workers can connect already
     from transformers.utils.logging import disable_progress_bar
 
@@ -78,7 +88,7 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
 
     disable_progress_bar()
     try:
-        engine = ManagedEngine(options, server.announce)
+        engine = ManagedEngine(options, server.announce, loaded)
     except LoadError as error:
         structlog.get_logger().error("engine.failed", why=str(error))
         server.announce(Failed(str(error)))
@@ -97,10 +107,22 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer) -> int:
     return 0
 
 
-def _is_called() -> bool:
-    """Prepare to load, as far as that is possible beside an engine that runs, and wait; False if nobody will call."""
+def _prepare(options: EngineOptions, *, load: bool) -> Loaded | None:
+    """Do what is possible beside an engine that runs: the imports, and on request the engine, if it is for a CPU."""
     _import()
-    return bool(sys.stdin.buffer.readline())
+    # The first engine is called at once: it listens before it loads, so that its progress is seen.
+    if not load or select.select([sys.stdin], [], [], 0)[0]:
+        return None
+    from backends.native.engine.errors import LoadError
+    from backends.native.engine.factory import load_engine
+    from backends.native.engine.loading.weights import pick_device
+
+    try:
+        # A device has no memory for two: its cache takes all that the weights leave.
+        return load_engine(options, lambda _: None) if pick_device(options.device).type == "cpu" else None
+    except LoadError as error:  # it may be temporary, as a lack of memory is; once called, it is tried again
+        structlog.get_logger().warning("engine.not_prepared", why=str(error))
+        return None
 
 
 def _import() -> None:

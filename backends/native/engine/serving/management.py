@@ -38,24 +38,31 @@ log = structlog.get_logger()
 _ASLEEP = "the model is asleep"
 
 
+Loaded = tuple[Manageable, Ready]
+"""An engine, and what announces it."""
+
+
 class ManagedEngine:
     """Loads and manages an engine. Implements `steps.Steps`.
 
     Args:
         options: what to load and how to run it.
         announce: sends a message to all workers, and to those that connect later.
+        loaded: the engine, if it has been loaded already.
 
     Raises:
         LoadError: the model cannot be loaded or run with these options.
     """
 
-    def __init__(self, options: EngineOptions, announce: Callable[[FromEngine], None]) -> None:
+    def __init__(
+        self, options: EngineOptions, announce: Callable[[FromEngine], None], loaded: Loaded | None = None
+    ) -> None:
         self._options = options
         self._announce = announce
         self._wanted = 0  # the level of sleep that was asked for
         self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
         self._engine: Manageable | None
-        self._engine, self.ready = load_engine(options, announce)
+        self._engine, self.ready = loaded or load_engine(options, announce)
 
     @property
     def busy(self) -> bool:

@@ -43,6 +43,8 @@ _TEXT_FIELDS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_
 _TEXT_FIELDS |= {"text_replacement_offsets"}
 # A client's embeddings are refused: which tokens they stand for, only a processor written for the model knows.
 _OTHER_FIELDS = _TEXT_FIELDS | {EMBEDDINGS}
+# The decoder's arguments for features of deeper layers.
+_DEEPSTACK = frozenset({"visual_pos_masks", "deepstack_visual_embeds"})
 # Sides by factors of the square root of 2, all pairs of which are tried: 225 sizes.
 _SIDES = tuple(round(32 * 2 ** (step / 2)) for step in range(15))  # 32 to 4096
 _MAX_PIXELS, _MAX_ASPECT = 16_000_000, 100  # the defaults of `ImageOptions`
@@ -163,7 +165,18 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor[GenericProcessingInfo])
 
 
 class GenericModel(ModelWrapper):
-    """Wraps any class with `get_image_features`, and with `get_rope_index` if it uses M-RoPE."""
+    """Wraps any class with `get_image_features`, and with `get_rope_index` if it uses M-RoPE.
+
+    Features for deeper layers (DeepStack, arXiv 2406.04334) reach the decoder by a hook, since transformers' models
+    pass on only those that they have just computed.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        decoder = model.get_decoder()
+        if _DEEPSTACK.issubset(inspect.signature(decoder.forward).parameters):
+            self.deeper_arguments = _DEEPSTACK
+            decoder.register_forward_pre_hook(self._with_deeper, with_kwargs=True)
 
     def get_multimodal_embeddings(self, **kwargs: Tensor) -> MultiModalEmbeddings:
         """Encode one item; the arguments are passed on if `get_image_features` accepts them."""
@@ -172,9 +185,11 @@ class GenericModel(ModelWrapper):
         # Pixels get the weights' type; integer fields, such as grids, stay exact.
         given = {name: each.to(self.model.dtype) if each.is_floating_point() else each for name, each in kwargs.items()}
         encode = self.model.get_image_features
-        found = encode(**_accepted(given, encode), return_dict=True).pooler_output
+        found = encode(**_accepted(given, encode), return_dict=True)
         # Models return one tensor or several (tiles), with or without a batch dimension: all become [tokens, hidden].
-        return [torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in found])]
+        features = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
+        layers = [torch.cat([rows.reshape(-1, rows.shape[-1]) for rows in each]) for each in features]
+        return [torch.cat(layers, dim=-1)]
 
     def get_mrope_input_positions(
         self, input_ids: Tensor, is_multimodal: Tensor, kwargs: Sequence[Mapping[str, Tensor]]
@@ -191,6 +206,13 @@ class GenericModel(ModelWrapper):
         positions, delta = index(input_ids.unsqueeze(0), **_accepted(given, index))
         # Without the batch dimension: [3, 1, tokens] becomes [3, tokens].
         return positions[:, 0], int(delta)
+
+    def _with_deeper(self, _: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+        if self.deeper is None:
+            return None
+        # For one call: whoever runs the model otherwise has no step's features.
+        (mask, features), self.deeper = self.deeper, None
+        return args, named | {"visual_pos_masks": mask, "deepstack_visual_embeds": list(features)}
 
 
 def _accepted(given: Mapping[str, Tensor], function: Callable[..., Any]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -26,6 +27,14 @@ _CHUNK = 1 << 16
 """Bytes of a file that are sent at a time."""
 
 
+_THREADS = ThreadPoolExecutor(2, "usage-query")
+"""Of their own: many long queries must not take the threads that decode requests."""
+
+
+async def _in_thread(function: Callable[..., T], *given: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, function, *given)
+
+
 async def read(ledger: Ledger, find: Callable[[Database], T], *, close: bool = True) -> T:
     """What `find` returns, in a thread.
 
@@ -43,7 +52,7 @@ async def read(ledger: Ledger, find: Callable[[Database], T], *, close: bool = T
                 database.close()
 
     try:
-        return await asyncio.to_thread(run)
+        return await _in_thread(run)
     except DatabaseError as error:
         raise _away(error) from None
     except ValueError:
@@ -66,7 +75,7 @@ async def file_of(kind: str, columns: Columns, rows: Iterable[Row], database: Da
     """
     parts = csv_parts(columns, rows) if kind == "csv" else _parquet(columns, rows)
     try:
-        first = await asyncio.to_thread(next, parts)  # before the status line: a failure here has a status of its own
+        first = await _in_thread(next, parts)  # before the status line: a failure here has a status of its own
     except (ParquetMissingError, DatabaseError) as error:
         if database is not None:
             database.close()
@@ -82,7 +91,7 @@ async def _sent(first: bytes, parts: Iterator[bytes], database: Database | None)
         part: bytes | None = first
         while part is not None:
             yield part
-            part = await asyncio.to_thread(next, parts, None)
+            part = await _in_thread(next, parts, None)
     finally:
         if database is not None:
             database.close()

@@ -34,20 +34,31 @@ _ABSENT = frozenset(("project_id", "batch", "service_tier", "api_source"))
 _MOST_GROUPS = 100_000
 
 
+_QUERY: Final = {
+    "start_time": "The beginning of the range; Unix seconds.",
+    "end_time": "Its end; now by default.",
+    "bucket_width": f"One of {', '.join(_WIDTHS)}; 1d by default, and always of costs.",
+    "group_by[]": "Fields of a result by which it is grouped.",
+    "limit": "How many buckets a page has.",
+    "page": "The `next_page` of the page before.",
+} | {f"{name}[]": "Only what has one of these values." for name in _FILTERS}
+_OPT: Final = {"needs_key": True, "query": _QUERY}
+
+
 def handlers(service: Service) -> list[HTTPRouteHandler]:
     """The routes of the usage API."""
 
-    @route("/v1/organization/usage/completions", http_method=READ, include_in_schema=False, opt={"needs_key": True})
+    @route("/v1/organization/usage/completions", http_method=READ, include_in_schema=False, opt=_OPT)
     async def completions(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Tokens and requests of generated answers by minute, hour or day, as OpenAI's usage API has them."""
         return await _answer(service, request, CompletionsResult, kind="generate")
 
-    @route("/v1/organization/usage/embeddings", http_method=READ, include_in_schema=False, opt={"needs_key": True})
+    @route("/v1/organization/usage/embeddings", http_method=READ, include_in_schema=False, opt=_OPT)
     async def embeddings(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Tokens and requests of embeddings by minute, hour or day, as OpenAI's usage API has them."""
         return await _answer(service, request, EmbeddingsResult, kind="embed")
 
-    @route("/v1/organization/costs", http_method=READ, include_in_schema=False, opt={"needs_key": True})
+    @route("/v1/organization/costs", http_method=READ, include_in_schema=False, opt=_OPT)
     async def costs(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Costs by day, as OpenAI's usage API has them."""
         return await _answer(service, request, CostsResult)

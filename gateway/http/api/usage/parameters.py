@@ -6,7 +6,7 @@ import base64
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -25,6 +25,16 @@ _DEFAULT_DAYS = 30
 _MOST = 10_000
 
 Parameters = dict[str, list[str]]
+
+QUERY: Final = {
+    "start": "The beginning of the range: a date, a time or Unix seconds; 30 days before its end by default.",
+    "end": "The end of the range, likewise; now by default.",
+    "limit": "How many a page has.",
+    "after": "The `next` of the page before.",
+    "format": f"One of {', '.join(FORMATS)}.",
+} | dict.fromkeys(sorted(FILTERS), "Only what has this value.")
+"""The parameters, as they are described."""
+GROUP_QUERY: Final = {"group_by": f"Some of {', '.join(GROUPS)}, separated by commas."} | QUERY
 
 
 def read_request(service: Service, request: Request[Any, Any, Any]) -> tuple[Ledger, dict[str, str], Parameters]:

@@ -52,6 +52,23 @@ async def drain(request: InFlightRequest) -> None:
         await request.outputs()
 
 
+async def test_requests_wait_while_an_engine_loads_again(engine: FakeEngine, client: EngineClient) -> None:
+    """As it does when it is woken. If it dies meanwhile, the next engine gets what this one was sent before."""
+    before = ask(client, 2)
+    engine.send(1, Loading(0.5, "weights"))
+    waiting = ask(client, 1)
+    assert [submit.seq for submit in engine.submitted] == [0]
+    assert client.health == Health("loading", "weights 50%")
+    engine.send(1, replace(engine.ready, asleep=0))
+    assert [submit.seq for submit in engine.submitted] == [0, 1]
+    engine.send(1, Loading(0.5, "weights"))
+    engine.die()
+    await until(lambda: len(engine.submitted) == 4)
+    assert sorted(submit.seq for submit in engine.submitted[2:]) == [0, 1]
+    engine.step()
+    assert [output.ids for output in [*await before.outputs(), *await waiting.outputs()]] == [(11,), (11,)]
+
+
 async def test_outputs_are_routed_to_their_requests(engine: FakeEngine, client: EngineClient) -> None:
     first, second = ask(client, 2, 3), ask(client, 1)
     engine.step()

@@ -16,8 +16,10 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from tests.backends.native.multimodal.tiny import widen
 
@@ -123,7 +125,7 @@ def save_paligemma(folder: Path) -> Path:
 
 
 def save_qwen3_vl(folder: Path) -> Path:
-    """An image's features are added to several layers."""
+    """An image's features are added to several layers (DeepStack)."""
     tokens = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "patch_size": 8}
     vision |= {"out_hidden_size": 48, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
@@ -140,4 +142,34 @@ def save_qwen3_vl(folder: Path) -> Path:
     return _save(folder, config, tokens, images)
 
 
-SERVED: Sequence[Callable[[Path], Path]] = (save_idefics3, save_llava_next, save_glm4v)
+def save_mistral3(folder: Path) -> Path:
+    """Images are rows of tokens, with a token at the end of each row and at the end of the image."""
+    tokens = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    config = AutoConfig.for_model(
+        "mistral3",
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 12},
+        vision_config={"model_type": "pixtral", **VISION, "image_size": 64, "head_dim": 8},
+        image_token_index=WORDS,
+        spatial_merge_size=2,
+        vision_feature_layer=-1,
+    )
+    images = PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size={"height": 8, "width": 8})
+    return _save(folder, config, tokens, images)
+
+
+def save_smolvlm(folder: Path) -> Path:
+    """As Idefics3; the processor needs the package num2words."""
+    tiles = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    tokens = tokenizer("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "\n\n", *tiles)
+    text = {"model_type": "llama", **TEXT}
+    config = AutoConfig.for_model(
+        "smolvlm", text_config=text, vision_config=VISION, scale_factor=2, image_token_id=WORDS
+    )
+    images = SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+    (_save(folder, config, tokens, images) / "processor_config.json").write_text('{"image_seq_len": 4}')
+    return folder
+
+
+SERVED: Sequence[Callable[[Path], Path]] = (save_idefics3, save_llava_next, save_glm4v, save_qwen3_vl, save_mistral3)
+WITH_PACKAGE = {save_smolvlm: "num2words"}
+"""Families whose processor in transformers needs a package that neither is required nor comes with another."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from schemas.ir import Generate, Stopping, TextPrompt
 from tests.backends import laws
 from tests.backends.images import files
 from tests.backends.native.multimodal import families
-from tests.backends.native.multimodal.families import WORDS, save_gemma3, save_paligemma, save_qwen3_vl
+from tests.backends.native.multimodal.families import WORDS, save_gemma3, save_paligemma
 from tests.backends.native.multimodal.test_generate import generated, run
 from tests.backends.native.multimodal.tiny import Checkpoint
 
@@ -38,7 +39,18 @@ IMAGE = WORDS
 TOLERANCE = 1e-5
 
 
-@pytest.fixture(scope="module", params=families.SERVED, ids=lambda save: save.__name__)
+def _with_package(save: Callable[[Path], Path], package: str) -> Any:
+    here = find_spec(package) is not None
+    return pytest.param(save, marks=pytest.mark.skipif(not here, reason=f"needs {package}"), id=save.__name__)
+
+
+FAMILIES = (
+    *(pytest.param(save, id=save.__name__) for save in families.SERVED),
+    *(_with_package(save, package) for save, package in families.WITH_PACKAGE.items()),
+)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made: Path = request.param(tmp_path_factory.mktemp("family"))
     return made
@@ -78,11 +90,24 @@ def test_tokens_are_those_of_generate(folder: Path, checkpoint: Checkpoint) -> N
     assert run(engine, prompts, first=10) == expected
 
 
+def test_mistral3_lays_tokens_out_in_rows(tmp_path: Path) -> None:
+    """As `PixtralProcessor.replace_image_token` of transformers 5.23, which cannot be imported without torchvision."""
+    checkpoint = Checkpoint(families.save_mistral3(tmp_path))
+    # 60 x 20 pixels become 64 x 32: two rows of four tokens of 16 x 16.
+    (wide, tall) = (checkpoint.item(1, 60, 20), checkpoint.item(2, 20, 60))
+    row, end = IMAGE + 1, IMAGE + 2
+    given = checkpoint.processor.apply([5, IMAGE, 7, IMAGE], [wide, tall])
+    expected = [5, *[IMAGE] * 4, row, *[IMAGE] * 4, end, 7, *[IMAGE, IMAGE, row] * 3, IMAGE, IMAGE, end]
+    assert list(given.prompt_token_ids) == expected
+    assert [feature.length for feature in given.features] == [10, 12]
+
+
 REFUSED = {
     "gemma3": (save_gemma3, "attend to later ones"),
     "paligemma": (save_paligemma, "attend to later ones"),
-    "qwen3_vl": (save_qwen3_vl, "features of images at several layers"),
 }
+if find_spec("num2words") is None:
+    REFUSED["smolvlm"] = (families.save_smolvlm, "Package `num2words` is required")
 
 
 @pytest.mark.parametrize(("save", "words"), REFUSED.values(), ids=REFUSED)

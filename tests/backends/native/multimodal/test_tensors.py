@@ -115,7 +115,14 @@ def test_archives_and_headers_are_bounded() -> None:
         read_tensor(archive(b"", **{f"f{number}": b"" for number in range(100)}))
     with pytest.raises(BadTensor, match="big-endian"):
         read_tensor(archive(b"", byteorder=b"big"))
-    for shape in ("(9999999999999,)", "(1,1,1,1,24)", "(" * 300, "-" * 800 + "1"):
+    for shape in (
+        "(9999999999999,)",
+        "(0, 99999999999999999999)",
+        "(0, 9999999999, 9999999999)",
+        "(1,1,1,1,24)",
+        "(" * 300,
+        "-" * 800 + "1",
+    ):
         header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
         with pytest.raises(BadTensor):
             read_tensor(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + VALUES.tobytes())

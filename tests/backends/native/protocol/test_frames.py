@@ -62,8 +62,9 @@ def test_many_frames_in_one_read() -> None:
         b"\x01\x00\x00\x00\x90",
         encode_frame(Step(())),
         b"\xff\xff\xff\xff",
+        b"\x09\x00\x00\x00\x92\xa6Can\xa7\x9al\x01",
     ],
-    ids=["no msgpack", "empty array", "message of the other direction", "too long"],
+    ids=["no msgpack", "empty array", "message of the other direction", "too long", "a string that is no UTF-8"],
 )
 def test_bytes_that_are_no_message_are_rejected(data: bytes) -> None:
     with pytest.raises(FrameError):

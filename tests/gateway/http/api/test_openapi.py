@@ -10,11 +10,12 @@ import pytest
 from litestar import Litestar
 
 from adapters.base import Route
-from gateway.app import adapters, create_app
+from gateway.app import create_app
 from gateway.config import Config
 from gateway.http.api import experiment, keys
 from gateway.http.api.openapi import document
-from gateway.http.routes import routes
+from gateway.mounts import routes
+from gateway.registry import adapters
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,11 @@ def test_every_route_of_the_gateway_is_in_it_and_nothing_else(app: Litestar, mad
     for path in own:
         for described in made["paths"][path].values():
             assert described["tags"] != ["gateway"] or described["summary"]
+
+
+def test_the_parameters_of_usage_are_described(made: dict[str, Any]) -> None:
+    names = {each["name"] for each in made["paths"]["/v1/usage"]["get"]["parameters"]}
+    assert {"group_by", "start", "end", "key", "endpoint", "limit", "after", "format"} <= names
 
 
 def test_operations_have_ids_of_their_own_and_references_lead_somewhere(made: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
 from gateway.http.accounting import RequestAccount
 from gateway.http.observation.observer import RequestObserver, outcome_of
-from gateway.observability.trace_context import trace_headers
+from gateway.observability.trace_context import trace_headers, trace_id
 from schemas.errors import BackendUnavailable, Fault, Overloaded
 from tests.faults.upstream import END, STREAM, Asked, Play, Reset, Step, Upstream, chunk, response, upstream
 from tests.gateway.serving import MESSAGES, running, scripted
@@ -126,6 +126,7 @@ def test_a_wrong_traceparent_is_ignored(parent: str) -> None:
 def test_a_later_version_is_passed_on_and_a_wrong_state_is_not() -> None:
     later = PARENT.replace("00-", "01-", 1) + "-more"
     assert trace_headers({"traceparent": later}) == (("traceparent", later),)
+    assert (trace_id(trace_headers({"traceparent": later})), trace_id(())) == ("0af7651916cd43dd8448eb211c80319c", None)
     assert trace_headers({"traceparent": PARENT, "tracestate": "ä=1"}) == (("traceparent", PARENT),)
     assert trace_headers({"traceparent": PARENT, "tracestate": "a" * 513}) == (("traceparent", PARENT),)
 

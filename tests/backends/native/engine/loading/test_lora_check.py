@@ -32,6 +32,13 @@ def test_layers_of_many_families_can_have_lora_adapters(family: str) -> None:
     assert why_not_adapted(model, layers(model), "per_sequence") is None
 
 
+def test_layers_of_a_hybrid_model_can_have_lora_adapters() -> None:
+    """Also within recurrent layers, which are called for one prompt at a time."""
+    model = build("lfm2")
+    assert any(".conv." in name for name in layers(model))
+    assert why_not_adapted(model, layers(model), "packed") is None
+
+
 @pytest.mark.parametrize("family", ["lfm2", "bloom"])
 def test_layers_can_have_adapters_on_the_per_sequence_path(family: str) -> None:
     model = build(family)

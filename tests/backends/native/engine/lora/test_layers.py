@@ -17,6 +17,7 @@ from backends.native.engine.lora.layers import LoraAdapter, LoraLinear, LowRank,
 from backends.native.engine.lora.weights import load_lora_adapters
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
+from backends.native.engine.runner.stacking import Stacking
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.lora import folders
@@ -106,6 +107,14 @@ def test_in_a_mixed_batch(family: str, worlds: Any) -> None:
     assert world.error(asked, engine(model).answers(asked, apart=2)) < 1e-4
 
 
+def test_in_a_hybrid_model(worlds: Any) -> None:
+    """Also within recurrent layers, whose states are those of the sequence's LoRA adapter; in chunks, too."""
+    world, asked = worlds("lfm2"), requests()
+    model = world.model()
+    assert world.error(asked, engine(model).answers(asked)) < 1e-4
+    assert world.error(asked, engine(model, step_tokens=9).answers(asked, apart=2)) < 1e-4
+
+
 def test_alone_and_all_with_the_same(worlds: Any) -> None:
     world = worlds("llama")
     for name in ("", "a", "b"):
@@ -128,10 +137,13 @@ def test_beside_packed_linears(worlds: Any) -> None:
     assert world.error(asked, engine(model).answers(asked)) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "lfm2", "bloom"])
-def test_on_the_per_sequence_path(family: str, worlds: Any) -> None:
+@pytest.mark.parametrize(
+    ("family", "stacking"),
+    [*((name, Stacking.NONE) for name in ("llama", "gpt2", "lfm2", "bloom")), ("lfm2", Stacking.PADDED)],
+)
+def test_on_the_per_sequence_path(family: str, stacking: Stacking, worlds: Any) -> None:
     world, asked = worlds(family), requests()
-    runner = PerSequenceRunner(world.model(), ("a", "b"))
+    runner = PerSequenceRunner(world.model(), ("a", "b"), stacking)
     assert world.error(asked, tiny(runner).answers(asked, apart=1)) < 1e-4
 
 

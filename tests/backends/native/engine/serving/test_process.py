@@ -127,7 +127,7 @@ def test_a_process_that_cannot_load_says_why_and_exits(tmp_path: Path) -> None:
 
 def test_a_process_in_waiting_imports_at_once_and_loads_when_it_is_called(models: Path, tmp_path: Path) -> None:
     socket = tmp_path / "engine.sock"
-    with process(socket, models / "llama", "--standby") as waiting:
+    with process(socket, models / "llama", "--standby=imported") as waiting:
         deadline = time.monotonic() + START_TIMEOUT
         while "libtorch_cpu" not in Path(f"/proc/{waiting.pid}/maps").read_text():
             assert time.monotonic() < deadline
@@ -141,9 +141,27 @@ def test_a_process_in_waiting_imports_at_once_and_loads_when_it_is_called(models
         worker.socket.close()
 
 
+def test_a_process_in_waiting_that_has_loaded_the_model_is_ready_when_it_listens(models: Path, tmp_path: Path) -> None:
+    socket = tmp_path / "engine.sock"
+    with process(socket, models / "llama", "--standby=loaded") as waiting:
+        assert waiting.stderr is not None
+        assert waiting.stdin is not None
+        lines = iter(waiting.stderr.readline, b"")
+        assert any(b"engine.started" in line for line in lines)
+        assert not socket.exists()
+        waiting.stdin.write(b"\n")
+        waiting.stdin.flush()
+        worker = connect(socket)
+        assert isinstance(read_until(worker, Ready)[-1], Ready)
+        worker.send(Submit(0, prompt(3, 0), 4))
+        assert isinstance(worker.read(1)[0], Step)
+        assert b'"loaded": true' in next(line for line in lines if b"engine.called" in line)
+        worker.socket.close()
+
+
 def test_command_line_options_are_the_fields_of_engine_options(tmp_path: Path) -> None:
     given = ["--socket", "s", "--model", "m", "--no-prefix-caching", "--kv-tokens", "99", "--dtype", "bfloat16"]
-    assert parse(given) == (Path("s"), EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False), False)
+    assert parse(given) == (Path("s"), EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False), None)
 
 
 @contextmanager

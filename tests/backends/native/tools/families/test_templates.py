@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parents[1] / "templates"
 LONGEST = 10**6
 FAMILIES = {
     "deepseek_r1_distill": ("deepseek_v3", "<think>"),
+    "deepseek_v3_2": ("deepseek_v3_2", "<think>"),
     "functionary_v3_1": ("functionary_v3_1", None),
     "functionary_v3_2": ("functionary_v3_2", None),
     "gpt_oss": ("harmony", "<|channel|>analysis<|message|>"),

@@ -27,11 +27,13 @@ CHAT = {"model": "echo", "messages": MESSAGES}
 PRICE = Price(prompt=0.15, completion=0.6)
 
 
-def application(folder: Path, *, keys: Path | None = None, tracked: bool | None = None, **usage: Any) -> Litestar:
+def application(
+    folder: Path, *, keys: Path | None = None, state: Path | None = None, tracked: bool | None = None, **usage: Any
+) -> Litestar:
     entity = ServedEntity(name="echo-1", backend="s", model="echo", price=PRICE)
     failing = ServedEntity(name="failing-1", backend="s", model="overloaded")
     config = Config(
-        server=ServerSection(keys_file=str(keys) if keys else None),
+        server=ServerSection(keys_file=str(keys) if keys else None, state_file=str(state) if state else None),
         backends={"s": {"kind": "scripted"}},
         endpoints={
             "echo": Endpoint(served_entities=(entity,), usage_tracking=tracked),
@@ -121,6 +123,19 @@ async def test_an_endpoint_whose_usage_is_not_tracked_has_no_records(tmp_path: P
     async with serving(tmp_path, tracked=False) as client:
         await ask(client)
         assert (await usage(client))["data"][0]["requests"] == 0
+
+
+async def test_clients_of_databricks_turn_the_tracking_of_an_endpoint_off_and_on(tmp_path: Path) -> None:
+    file = keys_file(tmp_path / "keys.json")
+    root = new_key(file, "root", roles=("admin",))
+    async with serving(tmp_path, keys=tmp_path / "keys.json", state=tmp_path / "state.json") as client:
+        for enabled, recorded in ((True, 1), (False, 1), (True, 2)):
+            settings = {"usage_tracking_config": {"enabled": enabled}}
+            path = "/api/2.0/serving-endpoints/echo/ai-gateway"
+            changed = await client.put(path, json=settings, headers={"authorization": f"Bearer {root}"})
+            assert changed.status_code == 200, changed.text
+            await ask(client, root)
+            assert (await usage(client, root))["data"][0]["requests"] == recorded
 
 
 @pytest.mark.slow

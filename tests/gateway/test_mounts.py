@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.http.routes import Paths
+from gateway.mounts import Paths
 
 TEMPLATES = (
     "/",

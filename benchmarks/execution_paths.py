@@ -1,0 +1,101 @@
+"""Compare a decode step of 1, 8 and 32 sequences one by one, with stacked states, and packed; CPU time, in turns.
+
+    python -m benchmarks.execution_paths [TYPE ...] [--dtype float32] [--rounds 3]
+
+One thread. Models have 8 layers of width 768 and random weights. Types that the packed path does not run are measured
+without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.loading.self_check import why_not_packed
+from backends.native.engine.loading.stacking_check import find_stacking
+from backends.native.engine.runner.packed import PackedRunner, Runner
+from backends.native.engine.runner.per_sequence import PerSequenceRunner
+from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.protocol.messages import Submit
+from benchmarks.shapes import as_served
+
+_SIZES = {"vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8} | {
+    "num_attention_heads": 12,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+}
+TYPES: dict[str, dict[str, Any]] = {
+    "lfm2": {"num_key_value_heads": 4, "layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
+    "rembert": {"input_embedding_size": 256, "output_embedding_size": 768, "is_decoder": True},
+    "roformer": {"embedding_size": 768, "is_decoder": True},
+}
+_COUNTS = (1, 8, 32)
+_PROMPT, _BLOCK, _STEPS = 32, 16, 2
+
+
+def main() -> None:
+    """Run the benchmark and print its results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("types", nargs="*", default=list(TYPES), metavar="TYPE", help=", ".join(TYPES))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in given.types:
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(name, **_SIZES | TYPES[name])
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, given.dtype)).eval()
+        with torch.inference_mode():
+            measure(name, model, given.rounds)
+
+
+def measure(name: str, model: Any, rounds: int) -> None:
+    """Print a line for each number of sequences."""
+    stacking = find_stacking(model)
+    make: dict[str, Callable[[], Runner]] = {
+        "one by one": lambda: PerSequenceRunner(model),
+        f"stacked ({stacking})": lambda: PerSequenceRunner(model, stacking=stacking),
+    }
+    if why_not_packed(model) is None:
+        packed = as_served(model)
+        make["packed"] = lambda: PackedRunner(packed, KVCache(_COUNTS[-1] * (_PROMPT // _BLOCK + 2), _BLOCK))
+    for count in _COUNTS:
+        systems = {path: begin(runner(), count) for path, runner in make.items()}
+        times: dict[str, list[float]] = {path: [] for path in systems}
+        for _ in range(rounds):
+            for path, step in systems.items():
+                start = time.process_time()
+                for _ in range(_STEPS):
+                    step()
+                times[path].append((time.process_time() - start) / _STEPS)
+        first = median(times["one by one"])
+        found = "  ".join(f"{path} {1000 * median(t):.1f} (x{first / median(t):.2f})" for path, t in times.items())
+        print(f"{name:10} {count:2} sequences, ms a step: {found}", flush=True)
+
+
+def begin(runner: Runner, count: int) -> Callable[[], None]:
+    """Run the prompts and a first step of `count` sequences; returns what runs a further step."""
+    sequences = [Sequence(0, Submit(index, tuple(range(3, 3 + _PROMPT)), 1), index) for index in range(count)]
+    each = _PROMPT // _BLOCK + 2
+    for index, sequence in enumerate(sequences):
+        sequence.blocks.extend(range(each * index, each * (index + 1)))
+        runner.run([Work(sequence, 0, _PROMPT, samples=True)])
+
+    def step() -> None:
+        for sequence in sequences:
+            sequence.tokens.append(5)
+        runner.run([Work(sequence, len(sequence.tokens) - 1, 1, samples=True) for sequence in sequences])
+
+    step()
+    return step
+
+
+if __name__ == "__main__":
+    main()

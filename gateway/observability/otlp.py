@@ -1,0 +1,24 @@
+"""What all signals that are sent to a collector have in common: who sends, and where to."""
+
+from __future__ import annotations
+
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+from gateway.config.telemetry import Telemetry
+
+SERVICE = "interlingua"
+"""The service's name by default."""
+
+
+def resource_of(settings: Telemetry) -> Resource:
+    """Who sends: by the section, or else by `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`."""
+    resource = Resource.create()
+    named = str(resource.attributes[SERVICE_NAME])
+    if settings.service_name is None and not named.startswith("unknown_service"):
+        return resource
+    return resource.merge(Resource({SERVICE_NAME: settings.service_name or SERVICE}))
+
+
+def endpoint_of(settings: Telemetry, signal: str) -> str | None:
+    """The URL for a signal, "traces" or "metrics"; None: by `OTEL_EXPORTER_OTLP_*`."""
+    return None if settings.endpoint is None else f"{settings.endpoint.rstrip('/')}/v1/{signal}"

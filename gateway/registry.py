@@ -1,0 +1,88 @@
+"""The registered protocols and kinds of backends: entry points, which packages installed beside this one can add to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import msgspec
+
+from adapters.base import Adapter
+from backends.base import Backend, NotPrepared
+from gateway.config import Config, ConfigError, nearest
+
+
+@functools.cache  # a scan reads the metadata of every installed package
+def _registered(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group (pyproject.toml): a package installed beside this one can add to it."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def adapters() -> dict[str, Adapter]:
+    """Every registered protocol."""
+    return {name: point.load() for name, point in _registered("gateway.adapters").items()}
+
+
+def backend_class(name: str, kind: str) -> Callable[[str, Mapping[str, Any]], Backend]:
+    """The backend class registered for a kind.
+
+    Args:
+        name: the backend's name, for the error.
+        kind: what the configuration asks for.
+
+    Raises:
+        ConfigError: no backend of this kind is registered.
+    """
+    found = _registered("gateway.backends")
+    if kind not in found:
+        from backends.remote.kinds import SPOKEN_BY
+
+        hint = f"; for {kind} say '{SPOKEN_BY[kind]}'" if kind in SPOKEN_BY else nearest(kind, found)
+        raise ConfigError(
+            f"backends.{name}: there is no backend of kind '{kind}'; there are {', '.join(sorted(found))}{hint}"
+        )
+    try:
+        made: Callable[[str, Mapping[str, Any]], Backend] = found[kind].load()
+    except ModuleNotFoundError as error:
+        what = f"kind '{kind}' needs the package '{error.name}', which a gateway alone does not bring"
+        raise ConfigError(f"backends.{name}: {what}: pip install 'interlingua[engine]'") from None
+    return made
+
+
+def make_backends(config: Config) -> dict[str, Backend]:
+    """The configured backends, not started.
+
+    Raises:
+        ConfigError: a kind or one of its options is wrong.
+    """
+    made: dict[str, Backend] = {}
+    for name, section in config.backends.items():
+        options = {key: value for key, value in section.items() if key != "kind"}
+        try:
+            made[name] = backend_class(name, section["kind"])(name, options)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"backends.{name}: {error}") from None
+    return made
+
+
+def prepare(config: Config, report: Callable[[str], None], *, fetch: bool) -> Config:
+    """The configuration with the options that backends have made of theirs: models fetched, formats converted.
+
+    Args:
+        config: as it was read.
+        report: called with a sentence before each step that takes time.
+        fetch: whether anything may be fetched.
+
+    Raises:
+        ConfigError: what a backend's options name cannot be had or read.
+    """
+    made = {}
+    for name, section in config.backends.items():
+        prepare_options = getattr(backend_class(name, section["kind"]), "prepare", None)
+        try:
+            made[name] = section if prepare_options is None else prepare_options(section, report, fetch=fetch)
+        except NotPrepared as error:
+            raise ConfigError(f"backends.{name}: {error}") from None
+    return msgspec.structs.replace(config, backends=made)
