@@ -115,6 +115,7 @@ def _parse(command: click.Command, arguments: list[str]) -> None:
         command.make_parser(context).parse_args(list(arguments))
 
 
+@pytest.mark.slow
 def test_commands_of_the_gateway_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
@@ -137,6 +138,7 @@ def asks(words: list[str]) -> bool:
     return any(re.search(r"(localhost|127\.0\.0\.1):8000", word) for word in words)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason=missing("curl"))
 async def test_commands_that_ask_a_server_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADMIN_KEY", KEY)
