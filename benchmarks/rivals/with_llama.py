@@ -23,14 +23,14 @@ SLOTS = 32
 
 @contextmanager
 def llama_server(
-    binary: Path, model: Path, *, log: Path, threads: int, tokens: int, step_tokens: int
+    binary: Path, model: Path, *, log: Path, threads: int, tokens: int, step_tokens: int, more: Sequence[str] = ()
 ) -> Iterator[System]:
-    """Start the server with a KV cache of `tokens` tokens; yields a function that runs jobs in it."""
+    """Start the server with a KV cache of `tokens` tokens, and `more` options; yields what runs jobs in it."""
     port = free_port()
     command = [binary, "--model", model, "--host", "127.0.0.1", "--port", port, "--threads", threads]
     command += ["--threads-batch", threads, "--parallel", SLOTS, "--kv-unified", "--ctx-size", tokens]
     command += ["--batch-size", step_tokens, "--ubatch-size", step_tokens, "--cache-ram", 0, "--no-webui"]
-    command += ["--cache-type-k", "bf16", "--cache-type-v", "bf16", "--slot-prompt-similarity", 0]
+    command += ["--cache-type-k", "bf16", "--cache-type-v", "bf16", "--slot-prompt-similarity", 0, *more]
     with log.open("wb") as written:
         process = subprocess.Popen([str(word) for word in command], stdout=written, stderr=written)
     limits = httpx.Limits(max_connections=SLOTS, max_keepalive_connections=SLOTS)
