@@ -31,7 +31,7 @@ from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.routes import handler, not_allowed, not_found, refuser
 from gateway.mounts import Mounts
 from gateway.observability.telemetry import start as start_telemetry
-from gateway.registry import adapters, make_backends
+from gateway.registry import adapters, make_backends, make_filter
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
 
@@ -54,7 +54,8 @@ def create_app(
         ConfigError: the configuration names something that does not exist.
     """
     keys = make_keys(config.server)
-    service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
+    filters = {name: make_filter(name, section) for name, section in config.filters.items()}
+    service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot, filters)
     protocols = adapters()
     mounts = Mounts(protocols, config)
     own = [*health.handlers(service), *engines.handlers(service), feedback.handler(service), keys_api.handler(service)]
