@@ -28,7 +28,7 @@ from gateway.http.api.openapi import document
 from gateway.http.api.usage import organization
 from gateway.http.api.usage import routes as usage
 from gateway.http.entrance import BrowserGuard, Entrance, cors
-from gateway.http.routes import handler, not_allowed, not_found, refuser
+from gateway.http.routes import handler, not_allowed, not_found, refuser, role_of
 from gateway.mounts import Mounts
 from gateway.observability.telemetry import start as start_telemetry
 from gateway.registry import adapters, make_backends, make_filter
@@ -78,7 +78,8 @@ def create_app(
         app.route_handler_method_map,
         refuser(mounts, service),
         answers_preflights=app.cors_config is not None,
-        needs_certificate=config.server.ssl_ca_certs is not None,
+        server=config.server,
+        role_of=functools.partial(role_of, mounts, app.route_handler_method_map),
     )
     return app
 
