@@ -28,10 +28,10 @@ from gateway.http.api.openapi import document
 from gateway.http.api.usage import organization
 from gateway.http.api.usage import routes as usage
 from gateway.http.entrance import BrowserGuard, Entrance, cors
-from gateway.http.routes import handler, not_allowed, not_found, refuser
+from gateway.http.routes import handler, not_allowed, not_found, refuser, role_of
 from gateway.mounts import Mounts
 from gateway.observability.telemetry import start as start_telemetry
-from gateway.registry import adapters, make_backends
+from gateway.registry import adapters, make_backends, make_filter
 from gateway.service import Service
 from schemas.errors import GatewayError, InvalidRequest
 
@@ -54,7 +54,8 @@ def create_app(
         ConfigError: the configuration names something that does not exist.
     """
     keys = make_keys(config.server)
-    service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot)
+    filters = {name: make_filter(name, section) for name, section in config.filters.items()}
+    service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot, filters)
     protocols = adapters()
     mounts = Mounts(protocols, config)
     own = [*health.handlers(service), *engines.handlers(service), feedback.handler(service), keys_api.handler(service)]
@@ -77,7 +78,8 @@ def create_app(
         app.route_handler_method_map,
         refuser(mounts, service),
         answers_preflights=app.cors_config is not None,
-        needs_certificate=config.server.ssl_ca_certs is not None,
+        server=config.server,
+        role_of=functools.partial(role_of, mounts, app.route_handler_method_map),
     )
     return app
 

@@ -23,7 +23,7 @@ from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.metrics import wrong_metrics
 from gateway.mounts import Mounts
 from gateway.observability.telemetry import MISSING, is_installed
-from gateway.registry import adapters, backend_class
+from gateway.registry import adapters, backend_class, make_filter
 from gateway.storage.row_files import is_writable
 
 Change = Callable[[Config], Config]
@@ -79,6 +79,7 @@ def problems_of(
     for name, section in config.backends.items():
         if isinstance(section.get("kind"), str):
             yield from _backend(name, section, offline, made)
+    yield from _filters(config)
     if "server" not in skipped:
         yield from _dialects(config)
     if not {"server", "endpoints"} & {*skipped}:
@@ -119,6 +120,15 @@ def _backend(name: str, section: Mapping[str, Any], offline: bool, made: dict[st
             check(section)
         except NotPrepared as error:
             yield Problem((*path, "model"), f"backends.{name}: {error}")
+
+
+def _filters(config: Config) -> Iterator[Problem]:
+    for name, section in config.filters.items():
+        if isinstance(section.get("kind"), str):
+            try:
+                make_filter(name, section)
+            except ConfigError as error:
+                yield Problem(("filters", name), str(error))
 
 
 def _dialects(config: Config) -> Iterator[Problem]:

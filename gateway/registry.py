@@ -11,7 +11,9 @@ import msgspec
 
 from adapters.base import Adapter
 from backends.base import Backend, NotPrepared
-from gateway.config import Config, ConfigError, nearest
+from gateway.config import Config, ConfigError, FilterSettings, nearest
+from gateway.filters.base import MakesFilter
+from gateway.filters.guarded import GuardedFilter
 
 
 @functools.cache  # a scan reads the metadata of every installed package
@@ -65,6 +67,26 @@ def make_backends(config: Config) -> dict[str, Backend]:
         except msgspec.ValidationError as error:
             raise ConfigError(f"backends.{name}: {error}") from None
     return made
+
+
+def make_filter(name: str, section: Mapping[str, Any]) -> GuardedFilter:
+    """A configured filter.
+
+    Raises:
+        ConfigError: its kind or one of its options is wrong.
+    """
+    known, kind = _registered("gateway.filters"), section["kind"]
+    if kind not in known:
+        hint = nearest(kind, known)
+        raise ConfigError(f"filters.{name}: there is no filter of kind '{kind}'; there are {', '.join(known)}{hint}")
+    made: MakesFilter = known[kind].load()
+    common = FilterSettings.__struct_fields__
+    try:
+        settings = msgspec.convert({key: section[key] for key in common if key in section}, FilterSettings)
+        options = {key: value for key, value in section.items() if key not in (*common, "kind")}
+        return GuardedFilter(name, made(msgspec.convert(options, made.Options)), settings)
+    except ValueError as error:  # msgspec's and the filter's own
+        raise ConfigError(f"filters.{name}: {error}") from None
 
 
 def prepare(config: Config, report: Callable[[str], None], *, fetch: bool) -> Config:

@@ -24,6 +24,7 @@ from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
+from gateway.filters.guarded import NONE, GuardedFilter
 from gateway.observability.metrics import Metrics
 from gateway.observability.telemetry import Traces
 from gateway.rollout.ramps import Ramps
@@ -56,6 +57,7 @@ class Service:
         keys: who may ask.
         folder: where workers share counters, feedback and stored responses; None for a worker alone.
         slot: this worker's place in `folder`, which it takes over from one that ended; None: a new one.
+        filters: by name.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Service:
         keys: Keys,
         folder: Path | None = None,
         slot: str | None = None,
+        filters: Mapping[str, GuardedFilter] = NONE,
     ) -> None:
         self.config = config
+        self._filters = filters
         self.backends = backends
         self.keys = keys
         self.limits = config.server.limits
@@ -355,7 +359,8 @@ class Service:
         self.experiments.serve(
             {name: (found.serving, found.version, resets.get(name, 0)) for name, found in deployments.items()}
         )
-        self.router = Router({name: found.serving for name, found in deployments.items()}, self.backends)
+        endpoints = {name: found.serving for name, found in deployments.items()}
+        self.router = Router(endpoints, self.backends, self._filters)
         self._limits = {name: found.serving.limits for name, found in deployments.items()}
         self._untracked = {name for name, found in deployments.items() if found.serving.usage_tracking is False}
         self._stop_arms()

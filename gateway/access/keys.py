@@ -9,8 +9,8 @@ from time import monotonic
 
 import structlog
 
-from gateway.access.keys_file import Key, Role, digest_of, keys_file, read_keys
-from gateway.config import ConfigError, ServerSection
+from gateway.access.keys_file import Key, digest_of, keys_file, read_keys
+from gateway.config import ConfigError, Role, ServerSection
 from schemas.errors import Forbidden, Unauthorized
 
 log = structlog.get_logger()

@@ -10,16 +10,13 @@ import secrets
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
-from gateway.config import ConfigError, Limit, Section
+from gateway.config import ConfigError, Limit, Role, Section
 from gateway.storage.json_file import JsonFile
 from schemas.errors import Conflict, RouteNotFound
-
-Role = Literal["ask", "metrics", "admin"]
-"""`ask`: requests to models. `metrics`: `/metrics` and reports. `admin`: both, and changes of endpoints and keys."""
 
 PREFIX = "il-"
 _HINT = len(PREFIX) + 4

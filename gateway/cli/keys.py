@@ -10,8 +10,8 @@ from typing import get_args
 import click
 import msgspec
 
-from gateway.access.keys_file import Role, keys_file, new_key, read_keys, revoke_key
-from gateway.config import ConfigError, Limit, Window
+from gateway.access.keys_file import keys_file, new_key, read_keys, revoke_key
+from gateway.config import ConfigError, Limit, Role, Window
 from schemas.errors import GatewayError
 
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}

@@ -11,6 +11,7 @@ from gateway.config.endpoint import (
     Experiment,
     Fallback,
     FeedbackMetric,
+    FilterSettings,
     Guardrail,
     MetricGuardrail,
     Paired,
@@ -24,7 +25,7 @@ from gateway.config.endpoint import (
 from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
 from gateway.config.limit import BILLION, EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
-from gateway.config.server import Export, Limits, Listener, Mount, ServerSection
+from gateway.config.server import Export, Limits, Listener, Mount, Role, ServerSection
 from gateway.config.structure import Problem, examine
 from gateway.config.telemetry import Telemetry
 from gateway.config.usage import UsageSection
@@ -45,6 +46,7 @@ __all__ = [
     "Export",
     "Fallback",
     "FeedbackMetric",
+    "FilterSettings",
     "Guardrail",
     "KeyPath",
     "Limit",
@@ -56,6 +58,7 @@ __all__ = [
     "Price",
     "Problem",
     "Ramp",
+    "Role",
     "Routing",
     "Section",
     "ServedEntity",

@@ -211,6 +211,18 @@ class Cache(Section, frozen=True):
     shared: bool = False
 
 
+class FilterSettings(Section, frozen=True):
+    """What every section `filters.<name>` has beside `kind` and the fields of the kind.
+
+    Attributes:
+        timeout: seconds for one text; then the filter has failed.
+        on_failure: whether a text that a filter fails at is refused, or passes.
+    """
+
+    timeout: Seconds = 1.0
+    on_failure: Literal["refuse", "pass"] = "refuse"
+
+
 class OwnTensor(Section, frozen=True):
     """A Triton input; its value is sent on to a Triton remote as a request parameter. -1 in `dims` is any size."""
 
@@ -231,6 +243,7 @@ class Endpoint(Section, frozen=True):
         experiment: how served entities are compared.
         fallback: whether others are asked after a failure.
         cache: keeps answers; None: none.
+        filters: the names of `filters` that see its texts, in this order.
         limits: of all requests together, or those of each key or user.
         usage_tracking: False: its requests have no records of usage. Databricks' clients may set it.
         inputs, outputs: other names for Triton's tensors.
@@ -244,6 +257,7 @@ class Endpoint(Section, frozen=True):
     experiment: Experiment = Experiment()
     fallback: Fallback = Fallback()
     cache: Cache | None = None
+    filters: tuple[str, ...] = ()
     limits: tuple[EndpointLimit, ...] = ()
     usage_tracking: bool | None = None
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
@@ -300,6 +314,8 @@ def wrong_in_endpoint(endpoint: Endpoint, backends: Collection[str]) -> Iterator
     compared = sum(bool(arm.traffic_percentage or arm.shadow or arm.paired) for arm in arms) > 1
     if endpoint.cache is not None and (compared or endpoint.experiment.feedback):
         yield ("cache",), ".cache: the answers of an endpoint whose served entities are compared cannot be cached"
+    if endpoint.filters and any(arm.shadow or arm.paired for arm in arms):
+        yield ("filters",), ".filters: shadows and paired served entities would get texts that are not filtered"
     if wrong := _wrong_task(endpoint):
         yield ("task",) if endpoint.task is not None else (), wrong
 

@@ -30,11 +30,12 @@ BUNDLED = "interlingua"
 
 
 class Config(Section, frozen=True):
-    """The whole file. Of a backend's options only `kind` is read here; the others are its class's."""
+    """The whole file. Of a backend's or filter's options only `kind` is read here; the others are its class's."""
 
     server: ServerSection = ServerSection()
     backends: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     endpoints: dict[str, Endpoint] = msgspec.field(default_factory=dict)
+    filters: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     telemetry: Telemetry | None = None
     usage: UsageSection | None = None
 
@@ -209,6 +210,7 @@ def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Prob
     if config.usage is not None and "://" in (config.usage.database or "") and not config.usage.is_postgres:
         text = "usage.database: it must be a file of SQLite, or a URL that begins with postgresql://"
         yield Problem(("usage", "database"), text)
+    yield from _wrong_filters(config)
     for name, endpoint in config.endpoints.items():
         for path, wrong in wrong_in_endpoint(endpoint, config.backends):
             yield Problem(("endpoints", name, *path), f"endpoints.{name}{wrong}")
@@ -216,6 +218,16 @@ def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Prob
         yield Problem(("endpoints", clash[0], "aliases"), f"endpoints.{clash[0]}{clash[1]}")
     if config.server.state_file is None:
         yield from _stateless(config, endpoints)
+
+
+def _wrong_filters(config: Config) -> Iterator[Problem]:
+    for name, section in config.filters.items():
+        if not isinstance(section.get("kind"), str):
+            yield Problem(("filters", name), f"filters.{name}: `kind` is missing")
+    for name, endpoint in config.endpoints.items():
+        for unknown in sorted({*endpoint.filters} - {*config.filters}):
+            text = f"endpoints.{name}.filters: there is no filter '{unknown}'{nearest(unknown, config.filters)}"
+            yield Problem(("endpoints", name, "filters"), text)
 
 
 def _wrong_in_server(server: ServerSection) -> Iterator[Problem]:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from gateway.config.base import Count, Delay, Port, Seconds, Section
+
+Role = Literal["ask", "metrics", "admin"]
+"""What a key may do, and which routes a port has. `ask`: requests to models. `metrics`: `/metrics` and reports.
+`admin`: changes of endpoints, models and keys; such a key may do the others, too.
+"""
+Roles = Annotated[tuple[Role, ...], msgspec.Meta(min_length=1)]
 
 
 class Mount(Section, frozen=True):
@@ -22,8 +28,9 @@ class Mount(Section, frozen=True):
 
 
 class Listener(Section, frozen=True):
-    """Another port, with other dialects, or another `endpoint` for requests that name no model.
+    """Another port, with other dialects, another `endpoint` for requests that name no model, or only some routes.
 
+    `roles` name the routes that it has, beside health checks and the page. `host`: None: the server's.
     `tls` matters where the server has a certificate: false listens without it, for a scraper on the same machine.
     """
 
@@ -31,6 +38,8 @@ class Listener(Section, frozen=True):
     dialects: dict[str, str] = msgspec.field(default_factory=dict)
     endpoint: str | None = None
     tls: bool = True
+    roles: Roles = ("ask", "metrics", "admin")
+    host: str | None = None
 
 
 class Limits(Section, frozen=True):
@@ -90,6 +99,8 @@ class ServerSection(Section, frozen=True):
         host, port: to listen on; port 0 picks a free one.
         workers: number of HTTP processes.
         default: the endpoint that answers requests which name no model; None: the first.
+        roles: which routes the port has: those for asking models, for reading metrics and experiments, for admins.
+            Health checks and the page are on every port.
         dialects: protocol -> dialect, where it is not the protocol's first.
         strict: refuses unknown fields in all dialects, which otherwise a header names.
         dialect_options: dialect -> fields of its table to override.
@@ -119,6 +130,7 @@ class ServerSection(Section, frozen=True):
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8000
     workers: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
     default: str | None = None
+    roles: Roles = ("ask", "metrics", "admin")
     dialects: dict[str, str] = msgspec.field(default_factory=dict)
     strict: bool = False
     dialect_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
@@ -149,8 +161,12 @@ class ServerSection(Section, frozen=True):
 
     @property
     def is_private(self) -> bool:
-        """Whether only this machine can reach the address."""
-        try:
-            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
-        except ValueError:  # another host name: it may be public
-            return False
+        """Whether only this machine can reach the addresses."""
+        return all(map(_is_loopback, (self.host, *(each.host for each in self.listeners if each.host is not None))))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another host name: it may be public
+        return False

@@ -172,6 +172,8 @@ class Responder:
 
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self.codec
+        if target.filters is not None:
+            request = await target.filters.request(request)
         if not isinstance(request, Generate):
             await self.reply(await reply_to(request, target, codec, account))
             return
@@ -186,6 +188,8 @@ class Responder:
             # not to be relayed.
             asked = replace(asked, stream=True, origin=None)
         events = target.backend.generate(asked)
+        if target.filters is not None:
+            events = target.filters.answer(events)
         if request.keeps_partial:
             events = until_timeout(events, request)
         # While draining no pair is begun: its work in the background could be cancelled before its end.

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import cast
+from typing import cast, get_args
 
 from litestar.config.cors import CORSConfig
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
-from gateway.config import ServerSection
-from gateway.http.routes import not_allowed, not_found
+from gateway.config import Role, ServerSection
+from gateway.http.routes import not_allowed, not_found, port_of
 from schemas.errors import Forbidden, GatewayError
 
 CERTIFICATE_EXTENSION = "interlingua.certificate"
@@ -76,8 +76,9 @@ class Entrance:
     Args:
         inner: Litestar's.
         guard: None where requests need a key.
-        needs_certificate: whether clients need a certificate on the ports that speak TLS.
         methods: those of Litestar's own paths.
+        server: says which routes a port has, and whether clients need a certificate on ports that speak TLS.
+        role_of: the role that a request needs; None: everybody may send it.
         answers_preflights: whether Litestar has a CORS configuration.
         refuse: sends an error in the form of the protocol nearest to the path.
     """
@@ -90,14 +91,20 @@ class Entrance:
         refuse: Refuse,
         *,
         answers_preflights: bool,
-        needs_certificate: bool = False,
+        server: ServerSection,
+        role_of: Callable[[HTTPScope], Role | None],
     ) -> None:
         self._inner = inner
         self._guard = guard
         self._methods = methods
         self._refuse = refuse
         self._answers_preflights = answers_preflights
-        self._needs_certificate = needs_certificate
+        self._needs_certificate = server.ssl_ca_certs is not None
+        self._roles = frozenset(server.roles)
+        # Others than listeners' are the server's own, which may be any free port.
+        self._roles_of_port = {each.port: frozenset(each.roles) for each in server.listeners}
+        self._has_all = all(len(each) == len(get_args(Role)) for each in (self._roles, *self._roles_of_port.values()))
+        self._role_of = role_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -118,11 +125,18 @@ class Entrance:
             raise Forbidden("A client certificate is needed here: see server.ssl_ca_certs.")
         if self._guard is not None and path not in _HEALTH:
             self._guard.check(scope)
+        if not self._has_all:
+            self._check_role(scope)
         if scope["method"] == "OPTIONS" and not self._answers_preflights:
             # Litestar answers OPTIONS by itself, and without a key.
             methods = self._methods.get(scope["path"].rstrip("/"), ())
             if methods:
                 raise not_allowed("OPTIONS", [name for name in methods if name != "OPTIONS"])
+
+    def _check_role(self, scope: HTTPScope) -> None:
+        allowed = self._roles_of_port.get(port_of(scope) or 0, self._roles)
+        if (role := self._role_of(scope)) is not None and role not in allowed:
+            raise not_found(scope["raw_path"].decode("latin-1"))
 
 
 def _has_no_certificate(scope: HTTPScope) -> bool:

@@ -59,7 +59,7 @@ async def _scored(request: Relay, target: Target, codec: ServerCodec, account: R
 
 async def _counted(request: Tokenize, target: Target, codec: ServerCodec, account: RequestAccount) -> Reply:
     """The tokens of a prompt, as a remote of the client's dialect counts them or else as the backend does."""
-    if request.origin is not None:
+    if request.origin is not None and target.filters is None:
         with suppress(UnsupportedOperation):
             return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
     check_unread(request, [part.param for part in request.unread])

@@ -6,12 +6,14 @@ here. A path that no route matches is refused in the form of the protocol whose 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
 
 from litestar.handlers import ASGIRouteHandler, asgi
 from litestar.types import HTTPScope, Receive, Send
 
 from adapters.base import Reply
+from gateway.config import Role
 from gateway.http.answering import status_headers
 from gateway.http.api import experiment, keys
 from gateway.http.request import RequestHandler
@@ -27,7 +29,7 @@ def handler(mounts: Mounts, service: Service) -> ASGIRouteHandler:
     async def handle(scope: HTTPScope, receive: Receive, send: Send) -> None:
         # `path` is percent-decoded already (ASGI), `raw_path` is as sent.
         path, method = scope["raw_path"].decode("latin-1"), scope["method"]
-        port = scope["server"][1] if scope["server"] is not None else None  # None on a Unix socket
+        port = port_of(scope)
         found = mounts.find(path, port)
         if path == "/" and method in ("GET", "HEAD"):
             await _alive(service, scope, send)
@@ -56,8 +58,7 @@ def refuser(mounts: Mounts, service: Service) -> Callable[[GatewayError, HTTPSco
     """What sends an error in the form of the protocol whose paths are nearest."""
 
     async def send_refusal(error: GatewayError, scope: HTTPScope, send: Send) -> None:
-        port = scope["server"][1] if scope["server"] is not None else None
-        await refuse(service, mounts.nearest(scope["raw_path"].decode("latin-1"), port), error, scope, send)
+        await refuse(service, mounts.nearest(scope["raw_path"].decode("latin-1"), port_of(scope)), error, scope, send)
 
     return send_refusal
 
@@ -70,6 +71,33 @@ async def _alive(service: Service, scope: HTTPScope, send: Send) -> None:
         headers.append((b"location", b"/ui"))
     await send({"type": "http.response.start", "status": 307 if is_browser else 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def role_of(mounts: Mounts, own: Mapping[str, Mapping[Any, Any]], scope: HTTPScope) -> Role | None:
+    """The role that a request needs; None if everybody may send it.
+
+    Args:
+        mounts: the protocols' routes.
+        own: Litestar's own, by path and method.
+        scope: the request's.
+    """
+    path, method = scope["path"].rstrip("/"), scope["method"]
+    if (methods := own.get(path)) is not None:
+        handler = methods.get(method) or next(iter(methods.values()))
+        role: Role | None = handler.opt.get("role")
+        return role
+    raw = scope["raw_path"].decode("latin-1")
+    if (found := mounts.find(raw, port_of(scope))) is not None:
+        operation = found[0].get("GET" if method == "HEAD" else method)
+        return "admin" if operation is not None and operation.route.kind == "manage" else "ask"
+    if (known := _OWN.find(raw)) is not None:
+        return "metrics" if known[0][0] == "GET" else "admin"
+    return None  # there is nothing
+
+
+def port_of(scope: HTTPScope) -> int | None:
+    """The port that a request came to; None on a Unix socket."""
+    return scope["server"][1] if scope["server"] is not None else None
 
 
 # Paths outside of all protocols, looked up only if no protocol has the path.

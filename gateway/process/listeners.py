@@ -22,7 +22,7 @@ _BACKLOG = 2048  # uvicorn's default
 def addresses(config: Config) -> list[tuple[str, int]]:
     """The host and port of each socket that a configuration asks for."""
     server = config.server
-    return [(server.host, port) for port in (server.port, *(listener.port for listener in server.listeners))]
+    return [(server.host, server.port), *((each.host or server.host, each.port) for each in server.listeners)]
 
 
 def listen(config: Config) -> list[socket.socket]:

@@ -9,6 +9,8 @@ import msgspec
 
 from backends.base import Backend, Capabilities, can_answer
 from gateway.config import Endpoint, aliases_of
+from gateway.filters.chain import FilterChain
+from gateway.filters.guarded import NONE, GuardedFilter
 from gateway.routing.policy import policy_for
 from gateway.routing.target import Plan, Target
 from gateway.storage.answer_cache import AnswerCache
@@ -25,10 +27,16 @@ class Router:
     Args:
         endpoints: by name.
         backends: by name; started elsewhere.
+        filters: by name.
     """
 
-    def __init__(self, endpoints: Mapping[str, Endpoint], backends: Mapping[str, Backend]) -> None:
-        routes = {name: _Route(name, endpoint, backends) for name, endpoint in endpoints.items()}
+    def __init__(
+        self,
+        endpoints: Mapping[str, Endpoint],
+        backends: Mapping[str, Backend],
+        filters: Mapping[str, GuardedFilter] = NONE,
+    ) -> None:
+        routes = {name: _Route(name, endpoint, backends, filters) for name, endpoint in endpoints.items()}
         # Without an experiment there is nothing to decide: such endpoints need no unit and no hash per request.
         self._routes = {name: route for name, route in routes.items() if endpoints[name].has_experiment}
         self._fixed = {
@@ -83,8 +91,15 @@ class Router:
 class _Route:
     """One endpoint's targets and policy."""
 
-    def __init__(self, name: str, endpoint: Endpoint, backends: Mapping[str, Backend]) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        backends: Mapping[str, Backend],
+        filters: Mapping[str, GuardedFilter],
+    ) -> None:
         self._policy = policy_for(name, endpoint)
+        chain = FilterChain([filters[each] for each in endpoint.filters]) if endpoint.filters else None
         self.targets = tuple(
             Target(
                 name,
@@ -94,6 +109,7 @@ class _Route:
                 endpoint.task or entity.task or "chat",
                 float(entity.traffic_percentage),
                 AnswerCache(endpoint.cache) if endpoint.cache is not None else None,
+                chain,
             )
             for entity in endpoint.served_entities
         )

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from backends.base import Backend
 from gateway.config import ServedEntity, Task
+from gateway.filters.chain import FilterChain
 from gateway.routing.assignment import Unit
 from gateway.storage.answer_cache import AnswerCache
 from schemas.errors import ModelNotFound
@@ -31,6 +32,7 @@ class Target:
         task: the endpoint's.
         weight: share of the traffic; 0 if the guardrail has stopped the entity.
         cache: its answers; None: they are not kept.
+        filters: see the texts of its requests and answers; None: there are none.
         series: the labels of its metrics: endpoint, served entity, backend.
     """
 
@@ -41,6 +43,7 @@ class Target:
     task: Task = "chat"
     weight: float = 0.0
     cache: AnswerCache | None = None
+    filters: FilterChain | None = None
     series: tuple[str, str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -52,6 +55,8 @@ class Target:
         Raises:
             schemas.errors.ModelNotFound: the entity names a LoRA adapter that the backend does not have.
         """
+        if self.filters is not None and not isinstance(request, Relay):
+            request = replace(request, origin=None)  # the body as it came, which no filter has seen
         lora_adapters, named = self.backend.capabilities.lora_adapters, self.entity.model
         if isinstance(request, Generate) and named is None:
             return replace(request, model=self.model, model_given=False)

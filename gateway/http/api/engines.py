@@ -22,7 +22,7 @@ from gateway.service import Service
 from schemas.errors import InvalidRequest, ModelNotFound
 
 Asked = Request[Any, Any, Any]
-_ADMIN: dict[str, Any] = {"include_in_schema": False, "opt": {"needs_key": True}, "status_code": 200}
+_ADMIN: dict[str, Any] = {"include_in_schema": False, "opt": {"role": "admin"}, "status_code": 200}
 
 
 class LoadLora(Section, frozen=True):

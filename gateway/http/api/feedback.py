@@ -37,7 +37,7 @@ class Feedback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def handler(service: Service) -> HTTPRouteHandler:
     """Return the route."""
 
-    @post("/v1/feedback", include_in_schema=False, status_code=204, opt={"needs_key": True})
+    @post("/v1/feedback", include_in_schema=False, status_code=204, opt={"role": "ask"})
     async def feedback(request: Request[Any, Any, Any]) -> Response[None]:
         """Take a user's value of a metric for an answer."""
         headers = decode_headers(request.scope["headers"])

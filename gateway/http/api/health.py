@@ -32,7 +32,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
         status = 200 if health.status == "ready" else 503
         return Response(msgspec.json.encode(health), status_code=status, media_type="application/json")
 
-    @route("/metrics", http_method=READ, include_in_schema=False, opt={"needs_key": True})
+    @route("/metrics", http_method=READ, include_in_schema=False, opt={"role": "metrics"})
     async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
         """Metrics in Prometheus' format, summed over all workers."""
         # Metrics name models and show traffic, so they need a key where requests do.

@@ -12,8 +12,8 @@ from litestar import HttpMethod, Request, Response, route
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import HTTPScope, Send
 
-from gateway.access.keys_file import KeyList, Role, keys_file, new_key, read_keys, revoke_key
-from gateway.config import ConfigError, Limit, Section
+from gateway.access.keys_file import KeyList, keys_file, new_key, read_keys, revoke_key
+from gateway.config import ConfigError, Limit, Role, Section
 from gateway.http.api.experiment import Handler
 from gateway.http.body import read_body
 from gateway.http.request import decode_headers
@@ -54,7 +54,7 @@ class Listed(msgspec.Struct, frozen=True):
 def handler(service: Service) -> HTTPRouteHandler:
     """The route `/v1/keys`."""
 
-    @route("/v1/keys", http_method=[HttpMethod.GET, HttpMethod.POST], include_in_schema=False, opt={"needs_key": True})
+    @route("/v1/keys", http_method=[HttpMethod.GET, HttpMethod.POST], include_in_schema=False, opt={"role": "admin"})
     async def keys(request: Request[Any, Any, Any]) -> Response[bytes]:
         """List the keys, or make one."""
         headers = decode_headers(request.scope["headers"])

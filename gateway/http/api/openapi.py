@@ -156,7 +156,7 @@ def _own_operations(own: Iterable[HTTPRouteHandler]) -> Iterable[tuple[str, str,
     for handler in own:
         for path in handler.paths:
             for method in sorted(set(handler.http_methods) - {"HEAD"}):
-                described = _own_operation(handler.fn.__doc__, open=not handler.opt.get("needs_key"))
+                described = _own_operation(handler.fn.__doc__, open=not handler.opt.get("role"))
                 if query := handler.opt.get("query"):
                     described["parameters"] = [
                         {"name": name, "in": "query", "description": what, "schema": {"type": "string"}}

@@ -42,7 +42,7 @@ _QUERY: Final = {
     "limit": "How many buckets a page has.",
     "page": "The `next_page` of the page before.",
 } | {f"{name}[]": "Only what has one of these values." for name in _FILTERS}
-_OPT: Final = {"needs_key": True, "query": _QUERY}
+_OPT: Final = {"role": "ask", "query": _QUERY}
 
 
 def handlers(service: Service) -> list[HTTPRouteHandler]:

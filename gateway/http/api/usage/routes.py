@@ -29,7 +29,7 @@ from gateway.usage.tables import group_columns, group_row, record_columns, recor
 def handlers(service: Service) -> list[HTTPRouteHandler]:
     """The routes `/v1/usage` and `/v1/usage/records`."""
 
-    @route("/v1/usage", http_method=READ, include_in_schema=False, opt={"needs_key": True, "query": GROUP_QUERY})
+    @route("/v1/usage", http_method=READ, include_in_schema=False, opt={"role": "ask", "query": GROUP_QUERY})
     async def usage(request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
         """Sums of requests, tokens and cost by key, endpoint, served entity, model, user, day or hour."""
         ledger, headers, parameters = read_request(service, request)
@@ -43,7 +43,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
             return await file_of(kind, group_columns(by), rows)
         return page_of(within, rows, last, by)
 
-    @route("/v1/usage/records", http_method=READ, include_in_schema=False, opt={"needs_key": True, "query": QUERY})
+    @route("/v1/usage/records", http_method=READ, include_in_schema=False, opt={"role": "ask", "query": QUERY})
     async def records(request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
         """The records of single requests, the newest first."""
         ledger, headers, parameters = read_request(service, request)

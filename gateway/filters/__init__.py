@@ -1,0 +1,1 @@
+"""Filters of requests and answers: code of the operator that may refuse or change texts (guardrails)."""
