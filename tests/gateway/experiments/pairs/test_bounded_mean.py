@@ -13,6 +13,7 @@ from gateway.routing.assignment import BUCKETS
 LOOKS = np.unique(np.geomspace(1, 3000, 60).astype(int))
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize("mean", [0.5, 0.9, 0.99, 0.999])
 @pytest.mark.parametrize("kind", ["zeros and ones", "shares"])

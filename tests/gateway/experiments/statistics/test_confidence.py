@@ -70,12 +70,14 @@ def misses(kind: str, effect: float) -> float:
     return missed / RUNS
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["success", "seconds"])
 def test_two_equal_arms_raise_an_alarm_in_at_most_one_run_of_twenty(kind: str) -> None:
     assert misses(kind, 0.0) <= ALPHA
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "effect"), [("success", -0.1), ("seconds", 0.3)])
 def test_intervals_cover_the_truth_at_all_looks_together(kind: str, effect: float) -> None:
@@ -104,6 +106,7 @@ def alarms(lost: float, runs: int, share: float = 0.5) -> int:
     )
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 def test_a_sound_split_raises_no_alarm_and_a_broken_one_does() -> None:
     assert alarms(lost=0.0, runs=RUNS) <= 1

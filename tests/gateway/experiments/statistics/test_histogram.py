@@ -91,6 +91,7 @@ def test_the_design_effect_of_few_units_is_the_worst_possible() -> None:
     assert log_design_effect(counts, Mean(0.0, inf, 0.0)) == 1.0
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize("q", [0.5, 0.95])
 def test_bounds_hold_at_every_look(q: float) -> None:
