@@ -310,15 +310,15 @@ def test_prompt_logprobs_survive_preemption_in_the_prompt() -> None:
 def test_caches_are_rebuilt_after_a_failed_step_on_the_per_sequence_path() -> None:
     """The failed batch has advanced some caches, which must be discarded."""
     runner = cache_runner("llama")
-    run_one = runner._run_one
+    run = runner.run
 
-    def failing(work: Work) -> torch.Tensor:
-        logits = run_one(work)
-        if work.sequence.request.seq == 1 and work.sequence.generated == 2:
+    def failing(works: Seq[Work]) -> torch.Tensor:
+        logits = run(works)
+        if any(work.sequence.request.seq == 1 and work.sequence.generated == 2 for work in works):
             raise RuntimeError("broken")
         return logits
 
-    runner._run_one = failing  # type: ignore[method-assign]
+    runner.run = failing  # type: ignore[method-assign]
     answers = tiny(runner).answers([Submit(seq, prompt(9, seq), 6) for seq in range(3)])
     assert answers[1].error == "the engine failed on this sequence"
     for seq in (0, 2):

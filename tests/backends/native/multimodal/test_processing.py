@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,13 @@ def of_transformers(folder: Path, pixels: Any) -> dict[str, Any]:
     """The arrays of transformers' own class; of Fuyu's canvas, the patches with image content."""
     made = AutoImageProcessor.from_pretrained(folder, backend="pil")
     fuyu = "Fuyu" in type(made).__name__
-    found = dict(made([pixels], return_tensors=None if fuyu else "np", input_data_format="channels_last"))
+    options: dict[str, Any] = {"return_tensors": None if fuyu else "np", "input_data_format": "channels_last"}
+    if "Pixtral" in type(made).__name__:
+        # As `PixtralProcessor` calls it: sides are multiples of merged patches.
+        config = json.loads((folder / "config.json").read_text())
+        side = config["vision_config"]["patch_size"] * config["spatial_merge_size"]
+        options["patch_size"] = {"height": side, "width": side}
+    found = dict(made([pixels], **options))
     if not fuyu:
         return found
     canvas = np.asarray(found["images"][0][0])

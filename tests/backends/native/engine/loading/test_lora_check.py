@@ -110,7 +110,7 @@ def test_layers_that_cannot_have_adapters_are_named(
 def late(self: Any, rows: torch.Tensor) -> torch.Tensor:
     """LoRA adapters that add to every row."""
     product: torch.Tensor = self._linear.forward(rows)
-    for pair in self._by_name.values():
+    for pair in self.by_name.values():
         product += rows @ pair.a.T @ pair.b
     return product
 
