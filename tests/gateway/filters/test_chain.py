@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -160,3 +163,15 @@ async def test_a_filter_that_fails_harms_nothing_else(how: str) -> None:
 def test_a_pattern_that_is_none_is_named() -> None:
     with pytest.raises(ValueError, match=r"patterns\.name"):
         Redact(RedactOptions(patterns={"name": "("}))
+
+
+async def test_the_filter_of_the_docs_works() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "filters.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {}
+    exec(code[1], names)
+    using = FilterChain([GuardedFilter("links", names["NoLinks"](names["Options"]()), FilterSettings())])
+    with pytest.raises(InvalidRequest, match="links"):
+        await using.request(Generate(id="1", model="m", prompts=(TextPrompt("see http://x"),)))
+    assert text_of(await filtered([*"see http://x and that is all of it"], using)) == "see ://x and that is all of it"

@@ -115,6 +115,8 @@ class SocketServer:
         self._closing = True
         self._wake()
         self._thread.join()
+        # Not by the thread: it may have seen `_closing` before the wake-up was sent.
+        self._wake_sender.close()
 
     def _queue(self, connection: _Connection, message: FromEngine) -> None:
         if connection.closing:
@@ -127,7 +129,7 @@ class SocketServer:
             connection.closing = True
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # full: the thread has been woken already
+        with suppress(BlockingIOError, BrokenPipeError):  # full: the thread has been woken already; or it has ended
             self._wake_sender.send(b"\0")
 
     def _run(self) -> None:
@@ -143,7 +145,7 @@ class SocketServer:
         for connection in list(self._connections.values()):
             self._flush(connection)
             self._drop(connection)
-        for end in (self._listener, self._wake_receiver, self._wake_sender):
+        for end in (self._listener, self._wake_receiver):
             end.close()
         self._selector.close()
         self._path.unlink(missing_ok=True)
