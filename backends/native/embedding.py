@@ -46,12 +46,7 @@ async def embed(
         schemas.errors.InvalidRequest: an input does not fit the model, or it has fewer dimensions than requested.
         schemas.errors.GatewayError: the engine has no room or failed.
     """
-    if not ready.embedding_size:
-        raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
-    size = request.dimensions or ready.embedding_size
-    if size > ready.embedding_size:
-        message = f"The model '{request.model}' makes vectors of at most {ready.embedding_size} dimensions."
-        raise InvalidRequest(message, param="dimensions")
+    size = _size(request, ready)
 
     def cased(given: str) -> str:
         return given.lower() if recipe.lower_case else given
@@ -87,6 +82,17 @@ async def embed(
     if size < ready.embedding_size:
         made = [_normalized(vector[:size]) if recipe.normalize else vector[:size] for vector in made]
     return Embeddings(request.model, tuple(made), Usage(sum(map(len, inputs)), 0))
+
+
+def _size(request: Embed, ready: Ready) -> int:
+    """The number of components of each vector."""
+    if not ready.embedding_size:
+        raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
+    size = request.dimensions or ready.embedding_size
+    if size > ready.embedding_size:
+        message = f"The model '{request.model}' makes vectors of at most {ready.embedding_size} dimensions."
+        raise InvalidRequest(message, param="dimensions")
+    return size
 
 
 async def vectors(submits: Sequence[Submit], client: EngineClient) -> list[tuple[float, ...]]:
