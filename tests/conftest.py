@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 pytest_plugins = ["tests.missing_tools"]
 
@@ -38,6 +38,13 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Do not measure the coverage of what draws its examples: it takes minutes, and would differ between two runs."""
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("no_cover")
 
 
 @pytest.fixture(autouse=True)

@@ -187,6 +187,7 @@ def test_a_foreign_field_anywhere_is_refused_or_named(
             decode(protocol, strict, route, changed)
 
 
+@pytest.mark.slow
 @given(st.sampled_from(CASES), st.text(min_size=1, max_size=20).map(lambda name: f"zz{name}"))
 @settings(max_examples=150)
 def test_a_field_of_any_name_is_refused_or_named(case: Any, name: str) -> None:

@@ -157,6 +157,7 @@ def test_the_file_holds_no_key_and_only_its_owner_reads_it(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 async def test_the_admin_api_makes_lists_and_revokes(file: Path) -> None:
     admin = bearer(new_key(keys_file(file), "root", roles=("admin",)))
     async with running(application(file)) as client:

@@ -67,6 +67,7 @@ async def test_it_is_started_again_although_that_fails_at_first(tmp_path: Path) 
     await engine.aclose()
 
 
+@pytest.mark.slow
 async def test_it_is_started_again(tmp_path: Path) -> None:
     engine = process(tmp_path / "notes", "calm", exits := [])
     await engine.start()
