@@ -17,7 +17,7 @@ from backends.base import Backend, Capabilities, Health, WaitsForEngine
 from gateway.access.keys import Keys
 from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, Ticket, estimated_tokens, limits_file, rules_for
-from gateway.config import Config
+from gateway.config import Config, Endpoint
 from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
@@ -182,6 +182,10 @@ class Service:
         user = request.user if isinstance(request, Generate | Embed) else None
         rules = rules_for(key, endpoint, self._limits[endpoint], user)
         return self.limiter.enter(rules, estimated_tokens(request)) if rules else None
+
+    def deployed(self, endpoint: str) -> Endpoint:
+        """An endpoint of the catalog as it is served now."""
+        return self._live.deployments[endpoint].serving
 
     def ledger_of(self, endpoint: str) -> Ledger | None:
         """What keeps the records of an endpoint's requests; None if nothing does."""
