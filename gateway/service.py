@@ -19,7 +19,7 @@ from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, Ticket
 from gateway.access.local_limiter import LocalLimiter, limits_file
 from gateway.access.rules import RuleTable, estimated_tokens
-from gateway.config import Config
+from gateway.config import Config, Endpoint
 from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
@@ -186,6 +186,10 @@ class Service:
         if rules is None:
             return None
         return await self.limiter.enter(rules, estimated_tokens(request) if rules.by_tokens else 0)
+
+    def deployed(self, endpoint: str) -> Endpoint:
+        """An endpoint of the catalog as it is served now."""
+        return self._live.deployments[endpoint].serving
 
     def ledger_of(self, endpoint: str) -> Ledger | None:
         """What keeps the records of an endpoint's requests; None if nothing does."""

@@ -142,7 +142,7 @@ class Keys:
             schemas.errors.Unauthorized: it has no key, or an unknown one.
             schemas.errors.Forbidden: its key is a client's, and there are admin keys.
         """
-        if self._has_admins:
+        if self.has_admins:
             self.check_admin(headers)
         else:
             self.check(headers)
@@ -155,7 +155,7 @@ class Keys:
             schemas.errors.Forbidden: its key is a client's, or the server has no admin keys.
         """
         self.refresh()
-        if not self._has_admins:
+        if not self.has_admins:
             raise Forbidden("Endpoints cannot be changed here: the server has no admin keys.")
         given = given_key(headers)
         if self.required or not given:  # where none is required, an unknown key is a client's
@@ -172,7 +172,8 @@ class Keys:
         self._known = {bytes.fromhex(key.digest): key for key in (*self._fixed, *keys)}
 
     @property
-    def _has_admins(self) -> bool:
+    def has_admins(self) -> bool:
+        """Whether any key may change endpoints."""
         return any(key.may("admin") for key in self._known.values())
 
 

@@ -39,6 +39,8 @@ MODEL_HEADER = "x-gateway-model-name"
 
 TIMEOUT_HEADER = "x-request-timeout"
 """Seconds that a client waits for the beginning of its answer: what it no longer waits for is not begun."""
+CONSOLE_HEADER = "x-interlingua-console"
+"""Marks requests of the console, which are trials: they count in no experiment, and no shadow gets copies."""
 _LARGE = 1 << 20
 """Bytes of a body from which it is decoded in a thread: the event loop would stand still for milliseconds."""
 
@@ -142,7 +144,7 @@ class RequestHandler:
         if service.exporter is not None:
             account.version = service.catalog.cards[plan.targets[0].endpoint].version
         account.texts = {} if service.keeps_texts else None
-        if plan.has_experiment:
+        if plan.has_experiment and CONSOLE_HEADER not in call.headers:
             account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         return plan
 
