@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
-from adapters.base import Call
+from adapters.base import Call, Reply
 from backends.observation import OBSERVER
 from gateway.access.keys import KEY_HEADERS, given_key
 from gateway.http.accounting import RequestAccount
@@ -114,6 +114,9 @@ class RequestHandler:
                 account.stage, account.ignored = "manage", request.unknown
                 await service.manage(request)
                 await self._describe(call, body)
+                return None
+            if isinstance(request, Reply):
+                await responder.reply(request)
                 return None
             if self._owner is not None and isinstance(request, Generate | Embed | Relay):
                 request = replace(request, flow=self._owner)
@@ -216,7 +219,7 @@ class RequestHandler:
             self._account.time_allowed = _seconds(given)
         self._account.cache_control = headers.get("cache-control", "")
 
-    async def _decode(self, call: Call, body: bytes) -> Request | Change:
+    async def _decode(self, call: Call, body: bytes) -> Request | Change | Reply:
         """What the body asks for.
 
         Raises:
