@@ -25,7 +25,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test check format audit sbom lock docs soak fuzz bench bench-engine bench-experiments bench-rivals clean
+.PHONY: help serve lint test test-accelerator check format audit sbom lock docs soak fuzz bench bench-engine bench-experiments bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -72,6 +72,9 @@ newest-clients: $(VENV)/.checked
 	$(CLIENT_ENV) $(VENV)/bin/python -m pytest -q $(NEWEST:%=tests/clients/test_%.py)
 pinned-clients: $(VENV)/.installed $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json
 	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -n 2 --dist loadfile -c tests/clients/pytest.ini --ignore tests/clients/test_lm_eval.py tests/clients
+
+test-accelerator: $(VENV)/.checked  ## whole engines of all families on a pretended accelerator (a quarter of an hour)
+	$(TEST_ENV) INTERLINGUA_WIDE=1 $(VENV)/bin/pytest -q -n 2 tests/backends/native/engine/pretended
 
 format: $(VENV)/.checked  ## rewrite the code in the project's format
 	$(VENV)/bin/ruff format .

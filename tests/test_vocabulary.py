@@ -61,6 +61,7 @@ EXEMPT = (
     "tests/golden/*",  # recorded bytes
     "tests/clients/node/*",
     "gateway/http/docs/swagger-ui/*",  # another project's
+    "gateway/http/ui/vendor/*",  # other projects'
 )
 FORMER_OPTIONS = {
     ("CHANGELOG.md", "patience"),
