@@ -74,7 +74,8 @@ class RequestHandler:
         OBSERVER.set(self._observer)
         try:
             planned = await self._plan(receive)
-            if planned is not None:
+            # A cached answer is sent at once: a watch over the client would cost more than it.
+            if planned is not None and not await self._responder.replay(*planned):
                 await cancel_on_disconnect(receive, self._responder.answer(*planned))
         # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown, for instance, after
         # the drain time.

@@ -16,7 +16,7 @@ from gateway.access.keys_file import keys_file, new_key
 from gateway.app import create_app
 from gateway.config import Cache, Config, Endpoint, ServedEntity, ServerSection, wrong_endpoint
 from gateway.storage import answer_cache
-from gateway.storage.answer_cache import AnswerCache, CachedAnswer
+from gateway.storage.answer_cache import AnswerCache, AnswerMemory, CachedAnswer
 from schemas.ir import Generate, Origin, Sampling, TextPrompt
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -153,8 +153,18 @@ async def test_an_endpoint_without_a_cache_says_nothing_of_one() -> None:
     assert backend.asked == 2
 
 
-def test_old_and_large_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = AnswerCache(Cache(ttl=10, max_bytes=65536))
+@pytest.mark.parametrize(("choices", "stream", "asked"), [(1, False, 1), (3, False, 2), (1, True, 2)])
+async def test_an_answer_that_fills_much_of_the_cache_is_not_kept(choices: int, stream: bool, asked: int) -> None:
+    messages = [{"role": "user", "content": "x" * 5000}]
+    async with serving(Cache(max_bytes=65536), model="echo") as (client, backend):
+        for _ in range(2):
+            body = {"model": "chat", "messages": messages, "stream": stream, "n": choices} | GREEDY
+            assert b"x" in (await client.post("/v1/chat/completions", json=body)).content
+    assert backend.asked == asked
+
+
+async def test_old_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = AnswerMemory(Cache(ttl=10, max_bytes=65536))
     now = 0.0
     monkeypatch.setattr(answer_cache, "monotonic", lambda: now)
 
@@ -162,14 +172,12 @@ def test_old_and_large_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         return CachedAnswer("text/plain", (), b"x" * size, None, ())
 
     for number in range(100):
-        cache.put(b"%d" % number, answer(1024))
-        assert cache.get(b"0") is not None or number > 30  # it is used, until it is the last one's turn
-    known = sum(cache.get(b"%d" % number) is not None for number in range(100))
+        await cache.put(b"%d" % number, answer(1024))
+        assert await cache.get(b"0") is not None or number > 30  # it is used, until it is the last one's turn
+    known = sum([await cache.get(b"%d" % number) is not None for number in range(100)])
     assert known == 65536 // (1024 + answer_cache._OVERHEAD)
-    cache.put(b"large", answer(65536 // 16 + 1))
-    assert cache.get(b"large") is None
     now = 10.0
-    assert all(cache.get(b"%d" % number) is None for number in range(100))
+    assert not any([await cache.get(b"%d" % number) for number in range(100)])
     assert cache._size == 0
 
 
