@@ -11,12 +11,15 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from adapters.base import Call, Route
+from adapters.openai.server import OpenAIServer
 from backends.scripted import ScriptedBackend
 from gateway.access.keys_file import keys_file, new_key
 from gateway.app import create_app
 from gateway.config import Cache, Config, Endpoint, ServedEntity, ServerSection, wrong_endpoint
-from gateway.storage import answer_cache
+from gateway.storage import answer_cache, decoded_requests
 from gateway.storage.answer_cache import AnswerCache, AnswerMemory, CachedAnswer
+from schemas.catalog import Catalog
 from schemas.ir import Generate, Origin, Sampling, TextPrompt
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -70,9 +73,11 @@ async def serving(
 async def test_the_same_request_gets_the_same_bytes(protocol: str) -> None:
     path, body = REQUESTS[protocol]
     async with serving() as (client, backend):
-        first, second = [await client.post(path, json=body) for _ in range(2)]
+        # From the third on, the request is not decoded again.
+        first, second, third, fourth = [await client.post(path, json=body) for _ in range(4)]
     assert first.status_code == 200
-    assert second.content == first.content != b""
+    assert second.content == third.content == fourth.content == first.content != b""
+    assert third.headers["x-request-id"] != fourth.headers["x-request-id"]
     assert second.headers["content-type"] == first.headers["content-type"]
     assert [each.headers["cache-status"] for each in (first, second)] == ["interlingua; fwd=miss", "interlingua; hit"]
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
@@ -124,6 +129,48 @@ async def test_keys_get_each_others_answers_only_if_they_are_shared(tmp_path: Pa
             answer = await client.post("/v1/chat/completions", json=body, headers=headers)
             assert answer.status_code == 200
     assert backend.asked == asked
+
+
+async def test_a_repeated_request_is_decoded_twice_and_never_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    decode = OpenAIServer.decode
+
+    def count(self: OpenAIServer, route: Route, body: bytes, call: Call) -> Any:
+        decoded.append(body)
+        return decode(self, route, body, call)
+
+    monkeypatch.setattr(OpenAIServer, "decode", count)
+    chat, body = "/v1/chat/completions", {"model": "chat", "messages": MESSAGES} | GREEDY
+    async with serving() as (client, _):
+        for _ in range(5):
+            await client.post(chat, json=body, headers={"user-agent": str(len(decoded))})
+        assert len(decoded) == 2, "when it is asked, and when its answer is first found"
+        await client.post(chat, json=body | {"user": "ann"})
+        await client.post(chat, json=body, headers={"x-unknown": "1"})
+        await client.post(chat, json=body | {"temperature": 1})
+        assert len(decoded) == 5
+        wrong = [await client.post(chat, json={"model": "chat"}) for _ in range(3)]
+    assert [each.status_code for each in wrong] == [400] * 3
+    assert len(decoded) == 8
+
+
+def test_decoded_requests_are_forgotten_with_their_catalog_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoded_requests, "_MOST_BYTES", 64 * 5000)
+    known, catalog = decoded_requests.DecodedRequests(), Catalog({})
+
+    def request(size: int) -> Generate:
+        origin = Origin("openai", "openai", "chat", b"x" * size)
+        return Generate(id="1", model="m", prompts=(TextPrompt("Hi"),), origin=origin)
+
+    assert known.get((0,), catalog) is None
+    for number in range(100):
+        known.put((number,), request(904))
+        assert known.get((0,), catalog) is not None  # it is used
+    assert sum(known.get((number,), catalog) is not None for number in range(100)) == 64
+    known.put(("large",), request(50_000))
+    assert known.get(("large",), catalog) is None
+    assert known.get((0,), Catalog({})) is None
+    assert known.get((0,), catalog) is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
