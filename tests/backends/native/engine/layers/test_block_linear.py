@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType
 from torch import nn
 
 from backends.native.checkpoints.gguf_folder import write_folder
+from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.kernels import jit
 from backends.native.engine.kernels.block_product import KINDS, Blocks
 from backends.native.engine.layers.block_linear import (
@@ -21,6 +22,10 @@ from backends.native.engine.layers.block_linear import (
     expand_blocks,
     join_blocks,
 )
+from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
+from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
+from backends.native.engine.layers.packed_linear import pack_linears
+from backends.native.engine.loading.self_check import packed_error, plain_logits, prompts
 from backends.native.engine.loading.weights import load
 from tests.backends.native.checkpoints.gguf_files import random_blocks, write_llama
 from tests.backends.native.engine.kernels.compilers import needs_compiler
@@ -73,6 +78,23 @@ def test_in_bfloat16_logits_are_about_as_near_to_float32_as_those_of_expanded_we
         (logits(load(folder, "bfloat16", keep=keep).model, ids) - exact).square().mean() for keep in (True, False)
     )
     assert kept < 2 * expanded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.1)])
+def test_decoder_layers_of_blocks_become_one_compiled_call(folder: str, dtype: str, tolerance: float) -> None:
+    model = load(folder, dtype, keep=True).model
+    tokens = prompts(torch.device("cpu"))
+    with torch.inference_mode():
+        plain = [plain_logits(model, row) for row in tokens]
+        fuse_layers(model, 64)
+        pack_linears(model)
+        fuse_decoder_layers(model)
+        layers = list(model.model.layers)
+        # All but the one with an expanded matrix among joined ones, which stay apart.
+        assert [type(each) for each in layers].count(FusedDecoderLayer) >= 1
+        error = packed_error(model, best_kernel, tokens, plain)
+    assert error < tolerance * max(float(logits.abs().max()) for logits in plain)
 
 
 def test_without_a_compiler_weights_are_expanded(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
