@@ -24,6 +24,7 @@ from backends.native.engine.attention.progress import watch_layers
 from backends.native.engine.devices import free_memory
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
+from backends.native.engine.layers.block_linear import blocked_weights, expand_blocks
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
@@ -107,7 +108,8 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     """Build the engine of a causal language model."""
     # The order of what follows is fixed. Layers are replaced and checked before LoRA adapters wrap them; the cache is
     # sized last, when weights and LoRA adapters have taken their memory.
-    loaded = load(options.model, options.dtype, options.device)
+    # Weights stay in a file's blocks unless a dtype was asked for.
+    loaded = load(options.model, options.dtype, options.device, keep=options.dtype == "auto")
     torch.set_num_threads(options.threads or _threads(loaded.model))
     report(Loading(0.6, "self-check"))
     packed = _is_packed(loaded, options)
@@ -182,6 +184,7 @@ def _check(options: EngineOptions) -> None:
 def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     """Whether the model takes the packed execution path; its layers are replaced if the self-check accepts them."""
     if options.execution_path != "auto":
+        expand_blocks(loaded.model)
         _quantize(loaded, options.dtype)
         return options.execution_path == "packed"
     fuse = partial(fuse_layers, longest=loaded.context_length, join=not (options.lora_adapters or options.lora_folder))
@@ -204,6 +207,7 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
         return True
     if options.dtype in BITS:
         raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
+    expand_blocks(loaded.model)
     # The replaced layers may be at fault and not the packed path: check the model as it is.
     why = why_not_packed(loaded.model)
     if why is not None:
@@ -226,7 +230,7 @@ def _quantize(loaded: LoadedModel, dtype: str) -> None:
 
 def _threads(model: Any) -> int:
     """All cores but one, which is left to the workers; one for a small model, whose layers cost less than a barrier."""
-    small = sum(each.numel() for each in model.parameters()) < _SMALL_PARAMETERS
+    small = sum(each.numel() for each in model.parameters()) + blocked_weights(model) < _SMALL_PARAMETERS
     return 1 if small else max(1, physical_cores() - 1)
 
 
