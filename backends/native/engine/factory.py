@@ -83,6 +83,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Rea
     """
     # An error in the options is reported before seconds are spent on loading weights.
     _check(options)
+    options = _with_own_device(options)
     report(Loading(0.0, "weights"))
     try:
         check_sizes(Path(options.model))
@@ -107,7 +108,7 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     # The order of what follows is fixed. Layers are replaced and checked before LoRA adapters wrap them; the cache is
     # sized last, when weights and LoRA adapters have taken their memory.
     loaded = load(options.model, options.dtype, options.device)
-    torch.set_num_threads(options.threads or _threads(loaded.model))
+    torch.set_num_threads(options.threads or _threads(loaded.model, options))
     report(Loading(0.6, "self-check"))
     packed = _is_packed(loaded, options)
     if options.lora_adapters:
@@ -139,7 +140,7 @@ def _classifier(options: EngineOptions) -> tuple[Manageable, Ready]:
 def _encoder_engine(
     loaded: LoadedModel, pooler: Pooler | None, context: int, options: EngineOptions
 ) -> tuple[Manageable, Ready]:
-    torch.set_num_threads(options.threads or _threads(loaded.model))
+    torch.set_num_threads(options.threads or _threads(loaded.model, options))
     watch_layers(loaded.model)
     engine = EncoderEngine(
         loaded.model,
@@ -223,10 +224,19 @@ def _quantize(loaded: LoadedModel, dtype: str) -> None:
         raise LoadError(f"This model has no linear layers that could run in {dtype}.")
 
 
-def _threads(model: Any) -> int:
+def _threads(model: Any, options: EngineOptions) -> int:
     """All cores but one, which is left to the workers; one for a small model, whose layers cost less than a barrier."""
     small = sum(each.numel() for each in model.parameters()) < _SMALL_PARAMETERS
-    return 1 if small else max(1, physical_cores() - 1)
+    return 1 if small else max(1, (physical_cores() - 1) // options.replica_count)
+
+
+def _with_own_device(options: EngineOptions) -> EngineOptions:
+    """The options of one of several engines on this machine: its GPU, and how many engines share that or the CPU."""
+    if options.replica_count == 1 or options.device not in ("auto", "cuda") or not torch.cuda.is_available():
+        return options
+    devices = torch.cuda.device_count()
+    sharers = -(-options.replica_count // devices)
+    return structs.replace(options, device=f"cuda:{options.replica_number % devices}", replica_count=sharers)
 
 
 def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:
@@ -299,7 +309,7 @@ def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner,
     embedder = None if options.text_only else _embedder(loaded, options)
     step_bytes = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
     wanted = CacheSizes(_wanted_blocks(loaded, options), options.max_sequences)
-    affordable = wanted.within(_cache_bytes(loaded.model.device, step_bytes), probe)
+    affordable = wanted.within(_cache_bytes(loaded.model.device, step_bytes, options.replica_count), probe)
     # On a CPU an operator's `kv_tokens` may exceed what is affordable, which is a cautious share of the memory. On a
     # GPU that share is nearly all there is, so more is an error.
     sizes = structs.replace(affordable, blocks=wanted.blocks) if options.kv_tokens else affordable
@@ -340,9 +350,9 @@ def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[R
     return PerSequenceRunner(loaded.model, tuple(options.lora_adapters), find_stacking(loaded.model)), sizes
 
 
-def _cache_bytes(device: torch.device, step_bytes: int) -> int:
+def _cache_bytes(device: torch.device, step_bytes: int, sharers: int = 1) -> int:
     """Memory for the KV cache beside a step's `step_bytes`; on a GPU torch has reserved those when the step was run."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _GPU_SHARE)
-    return min(int(max(0, available_memory() - step_bytes) * _CPU_SHARE), _CPU_MAX_BYTES)
+        return int(free * _GPU_SHARE) // sharers
+    return min(int(max(0, available_memory() - step_bytes) * _CPU_SHARE) // sharers, _CPU_MAX_BYTES)

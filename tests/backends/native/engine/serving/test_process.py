@@ -17,6 +17,7 @@ import torch
 
 from backends.native.engine.serving.__main__ import parse
 from backends.native.engine.serving.inprocess import InProcessEngine
+from backends.native.protocol.addresses import TcpAddress
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Failed, FromEngine, Loading, Message, Ping, Pong, Ready, Step, Submit
 from tests.backends.native.engine.serving.test_socket import TIMEOUT, Worker
@@ -161,7 +162,21 @@ def test_a_process_in_waiting_that_has_loaded_the_model_is_ready_when_it_listens
 
 def test_command_line_options_are_the_fields_of_engine_options(tmp_path: Path) -> None:
     given = ["--socket", "s", "--model", "m", "--no-prefix-caching", "--kv-tokens", "99", "--dtype", "bfloat16"]
-    assert parse(given) == (Path("s"), EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False), None)
+    options = EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False)
+    assert parse(given) == (Path("s"), None, options, None)
+
+
+def test_an_engine_that_listens_on_tcp_needs_a_secret(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    given = ["--listen", "tcp://127.0.0.1:7000", "--secret-env", "THE_SECRET", "--model", "m"]
+    for secret, why in ((None, "THE_SECRET is not set"), ("short", "THE_SECRET has 5 characters")):
+        monkeypatch.delenv("THE_SECRET", raising=False)
+        if secret:
+            monkeypatch.setenv("THE_SECRET", secret)
+        with pytest.raises(SystemExit):
+            parse(given)
+        assert why in capsys.readouterr().err
+    monkeypatch.setenv("THE_SECRET", "long enough, is it")
+    assert parse(given)[:2] == (TcpAddress("127.0.0.1", 7000), b"long enough, is it")
 
 
 @contextmanager
