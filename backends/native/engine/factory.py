@@ -21,6 +21,7 @@ from msgspec import structs
 from backends.native.classification import read_head
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import watch_layers
+from backends.native.engine.devices import default_device, free_memory
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
@@ -231,12 +232,16 @@ def _threads(model: Any, options: EngineOptions) -> int:
 
 
 def _with_own_device(options: EngineOptions) -> EngineOptions:
-    """The options of one of several engines on this machine: its GPU, and how many engines share that or the CPU."""
-    if options.replica_count == 1 or options.device not in ("auto", "cuda") or not torch.cuda.is_available():
+    """The options of one of several engines on this machine: its accelerator, and how many engines share that or the
+    CPU.
+    """
+    kind = default_device().type if options.device == "auto" else options.device
+    # A device with a number was chosen by the operator, and all engines share it.
+    if options.replica_count == 1 or kind == "cpu" or ":" in kind or not torch.accelerator.is_available():
         return options
-    devices = torch.cuda.device_count()
+    devices = torch.accelerator.device_count()
     sharers = -(-options.replica_count // devices)
-    return structs.replace(options, device=f"cuda:{options.replica_number % devices}", replica_count=sharers)
+    return structs.replace(options, device=f"{kind}:{options.replica_number % devices}", replica_count=sharers)
 
 
 def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:
@@ -351,8 +356,7 @@ def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[R
 
 
 def _cache_bytes(device: torch.device, step_bytes: int, sharers: int = 1) -> int:
-    """Memory for the KV cache beside a step's `step_bytes`; on a GPU torch has reserved those when the step was run."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _GPU_SHARE) // sharers
+    """Memory for the KV cache beside a step's `step_bytes`; torch has reserved an accelerator's when it was run."""
+    if device.type != "cpu":
+        return int(free_memory(device) * _GPU_SHARE) // sharers
     return min(int(max(0, available_memory() - step_bytes) * _CPU_SHARE) // sharers, _CPU_MAX_BYTES)
