@@ -1,6 +1,10 @@
-"""Prompts for backends: which texts are chats, which images they have, and whether they fit the context."""
+"""Prompts for backends: which texts are chats, which images they have, whether they fit the context,
+and which conversation they are of.
+"""
 
 from __future__ import annotations
+
+import hashlib
 
 from schemas.errors import ContextLengthExceeded, InvalidRequest
 from schemas.ir import (
@@ -71,3 +75,24 @@ def _as_chat(prompt: TextPrompt) -> ChatPrompt:
     # Images come before the text, as in the prompts that vision models are trained on.
     parts: tuple[Part, ...] = (*prompt.images, TextPart(prompt.text))
     return ChatPrompt((Message("user", parts if prompt.images else prompt.text),))
+
+
+def conversation_of(request: Generate) -> str | None:
+    """A digest of the messages up to the user's first one, which all turns of a conversation share."""
+    prompt = request.prompts[0]  # several prompts in one request are of one conversation
+    if not isinstance(prompt, ChatPrompt):
+        return None
+    hasher = hashlib.blake2b(digest_size=16)
+    for message in prompt.messages:
+        hasher.update(f"{message.role}\0{_text(message)}\0".encode("utf-8", "surrogatepass"))
+        # Later turns differ, and the answers of a model are among them.
+        if message.role == "user":
+            break
+    return hasher.hexdigest()
+
+
+def _text(message: Message) -> str:
+    content = message.content or ""
+    if isinstance(content, str):
+        return content
+    return "\0".join(part.text for part in content if isinstance(part, TextPart))

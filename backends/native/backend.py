@@ -44,7 +44,7 @@ from backends.native.tools.choice import offered_tools
 from backends.native.tools.constraint import constraint
 from backends.native.tools.reader import answer_reader
 from backends.observation import OBSERVER
-from backends.prompts import as_asked, images_of
+from backends.prompts import as_asked, conversation_of, images_of
 from backends.truncation import encode_fitting
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Tokenize, Tokens
@@ -97,6 +97,7 @@ class NativeBackend:
             heartbeat=self._options.heartbeat,
             hung_after=self._options.hung_after,
             reconnect_timeout=self._options.reconnect_timeout,
+            routing=self._options.routing,
         )
         self._client.on_ready = self._describe
         self.controls = Controls(self._client, self._options)
@@ -158,7 +159,7 @@ class NativeBackend:
                 reader=partial(answer_reader, request, family, in_reasoning=in_reasoning),
                 started=started,
             )
-            in_flight = self._client.submit(answer.submits)
+            in_flight = self._client.submit(answer.submits, conversation_of(request))
             try:
                 while not answer.done:
                     events, stopped = answer.feed(await in_flight.outputs())

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import structlog
 
+from backends.affinity import AffinityPolicy
 from backends.images import ImageOptions
 from backends.native.demo import WEIGHTS
 from backends.native.protocol.addresses import TcpAddress, read_address, unix_address
@@ -35,6 +36,7 @@ class NativeOptions(ModelOptions, frozen=True, forbid_unknown_fields=True, kw_on
         replicas: engines of this model on this machine; None: 1, or 0 where there are `engines` or a `socket`.
         engines: addresses of engines that somebody else runs: `tcp://HOST:PORT` or `unix:///PATH`.
         secret_env: environment variable with the secret of engines over TCP.
+        routing: which of several engines gets a request (`backends.affinity`).
         images: limits and sources of images.
         tool_format: how the model writes tool calls: "auto" (by its chat template), "generic" (tools are listed in the
             system message), "none", or the name of a family (`backends.native.tools.families.table`).
@@ -53,6 +55,7 @@ class NativeOptions(ModelOptions, frozen=True, forbid_unknown_fields=True, kw_on
     replicas: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
     engines: tuple[str, ...] = ()
     secret_env: str | None = None
+    routing: AffinityPolicy = "prefix"
     images: ImageOptions = ImageOptions()
     tool_format: str = "auto"
     reasoning_format: str = "auto"

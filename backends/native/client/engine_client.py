@@ -2,7 +2,9 @@
 
 Strategy:
 - Each engine has a link (`EngineLink`). All engines of a client serve the same model, so that any of them can answer
-  any request: a request goes to one of those that are ready, and stays there.
+  any request: a request goes to one of those that are ready (`backends.affinity`), and stays there. Where a prompt is
+  cached is known from the engines' own reports, which all workers get: what one worker has learned from its own
+  requests would be wrong as soon as others send some, too.
 - If an engine dies, another one that is ready takes over its unfinished requests at once (`inflight` drops the tokens
   that it replays). If none is ready, they wait for the next one, for `reconnect_timeout` seconds at most.
 - An engine that is silent may be dead or busy. Its requests are taken over, too, but only once each: what makes one
@@ -22,14 +24,19 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from msgspec.structs import replace
 
+from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose
 from backends.base import Health
 from backends.native.client.engine_link import EngineLink
 from backends.native.client.inflight import InFlightRequest
 from backends.native.client.transports import Connect
-from backends.native.protocol.messages import Manage, Ready, Step, Submit
+from backends.native.protocol.blocks import split_keys
+from backends.native.protocol.messages import Manage, Ready, Step, Submit, Watch
 from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
+
+_ALIKE = ("vocab_size", "eos_token_ids", "dtype", "generates", "embedding_size", "image_tokens", "block_size")
+"""What `Ready` must say alike of all engines of a client, so that any of them can answer any request."""
 
 
 class EngineClient:
@@ -43,15 +50,24 @@ class EngineClient:
         heartbeat: seconds between pings.
         hung_after: seconds of silence after which an engine is killed; ten times as many while it loads.
         reconnect_timeout: seconds that requests wait for the next engine.
+        routing: how one of several engines is chosen.
     """
 
     def __init__(
-        self, connects: Mapping[str, Connect], *, heartbeat: float, hung_after: float, reconnect_timeout: float
+        self,
+        connects: Mapping[str, Connect],
+        *,
+        heartbeat: float,
+        hung_after: float,
+        reconnect_timeout: float,
+        routing: AffinityPolicy = "prefix",
     ) -> None:
         self.links = tuple(
-            EngineLink(name, connect, self, heartbeat=heartbeat, hung_after=hung_after)
-            for name, connect in connects.items()
+            EngineLink(number, name, connect, self, heartbeat=heartbeat, hung_after=hung_after)
+            for number, (name, connect) in enumerate(connects.items())
         )
+        self._routing: AffinityPolicy = routing
+        self._index = PrefixIndex()
         self._reconnect_timeout = reconnect_timeout
         self._next_seq = 0
         self._in_flight: dict[int, InFlightRequest] = {}  # by seq: a request is there once per sequence
@@ -105,8 +121,12 @@ class EngineClient:
         first, self._next_seq = self._next_seq, self._next_seq + number
         return range(first, self._next_seq)
 
-    def submit(self, submits: Sequence[Submit]) -> InFlightRequest:
+    def submit(self, submits: Sequence[Submit], conversation: str | None = None) -> InFlightRequest:
         """Submit sequences under reserved numbers, now or to the next engine. The caller must `release` the request.
+
+        Args:
+            submits: a message per sequence.
+            conversation: what the requests of a conversation share, if the request is of one.
 
         Raises:
             schemas.errors.BackendUnavailable: there is no engine, and none is expected.
@@ -115,7 +135,7 @@ class EngineClient:
         # timer nothing would ever end the wait.
         if self.ready is None and self._reconnect_timer is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
-        request = InFlightRequest(submits)
+        request = InFlightRequest(submits, conversation)
         for seq in request.seqs:
             self._in_flight[seq] = request
         # A new request is never quarantined, so it need not wait for the trial of another one. Without an engine,
@@ -168,7 +188,10 @@ class EngineClient:
             self._start_reconnect_timer()
 
     def engine_stepped(self, link: EngineLink, step: Step) -> None:
-        """Deliver the outputs of a step."""
+        """Deliver the outputs of a step, and note what has changed in the engine's prefix cache."""
+        if step.stored or step.removed:
+            self._index.remove(link.number, split_keys(step.removed))
+            self._index.store(link.number, split_keys(step.stored))
         ended = step.ended + link.clock if step.ended else 0.0
         for output in step.outputs:
             # None: the sequence was released, and its `Cancel` crossed this output on the way. Another link: another
@@ -179,6 +202,11 @@ class EngineClient:
         # This step may have ended the trial, or brought it past the token at which engines died.
         if self._quarantine_waits:
             self._submit_waiting()
+
+    def engine_cached(self, link: EngineLink, keys: list[bytes]) -> None:
+        """Note what an engine has cached."""
+        self._index.clear(link.number)
+        self._index.store(link.number, keys)
 
     def engine_loads(self, link: EngineLink) -> None:  # noqa: ARG002 - any engine that loads is expected
         """Expect an engine that loads."""
@@ -202,6 +230,9 @@ class EngineClient:
         assert self.ready is not None
         self.on_ready(self.ready)
         self._start_decided.set()
+        # Also after a sleep, from which the cache comes back empty.
+        if self._routing == "prefix" and len(self.links) > 1 and self.ready.block_size:
+            link.send(Watch())
         self._submit_waiting()
 
     def engine_silent(self, link: EngineLink) -> None:
@@ -218,6 +249,7 @@ class EngineClient:
         """Have others take over what a dead engine ran, or wait for the next engine."""
         lost = [request for request in self._unfinished() if request.link is link]
         log.error("engine.lost", engine=link.name, requests=len(lost))
+        self._index.clear(link.number)
         self._describe()
         self._reject_poison(lost)
         if self.ready is None:
@@ -234,14 +266,23 @@ class EngineClient:
         return [link for link in self.links if link.ready is not None]
 
     def _choose(self, request: InFlightRequest) -> EngineLink:
-        """The engine that a request goes to, of those that are ready: the one with the least to do."""
+        """The engine that a request goes to, of those that are ready."""
         lora = request.lora_adapter
 
-        def order(link: EngineLink) -> tuple[bool, bool, bool, int]:
+        def obstacles(link: EngineLink) -> tuple[bool, bool, bool]:
             assert link.ready is not None
-            return lora not in ("", *link.ready.lora_adapters), link.silent, bool(link.ready.asleep), link.load
+            return lora not in ("", *link.ready.lora_adapters), link.silent, bool(link.ready.asleep)
 
-        return min(self._ready_links(), key=order)
+        ready = self._ready_links()
+        least = min(map(obstacles, ready)) if len(ready) > 1 else None
+        links = [link for link in ready if least is None or obstacles(link) == least]
+        if len(links) == 1:
+            return links[0]
+        assert self.ready is not None
+        keys = request.name_blocks(self.ready.block_size) if self._routing == "prefix" else []
+        hits = self._index.hits(keys)
+        candidates = [Candidate(link.name, link.load, hits.get(link.number, 0), link.cache_use) for link in links]
+        return links[choose(self._routing, candidates, len(keys), request.conversation)]
 
     def _describe(self) -> None:
         """Describe what the engines that are ready can do together."""
@@ -322,7 +363,15 @@ def _unlike(link: EngineLink, others: Sequence[EngineLink]) -> str | None:
     for other in others:
         assert link.ready is not None
         assert other.ready is not None
-        for field in ("vocab_size", "eos_token_ids", "dtype", "generates", "embedding_size", "image_tokens"):
+        for field in (
+            "vocab_size",
+            "eos_token_ids",
+            "dtype",
+            "generates",
+            "embedding_size",
+            "image_tokens",
+            "block_size",
+        ):
             mine, theirs = getattr(link.ready, field), getattr(other.ready, field)
             if mine != theirs:
                 return f"its {field} is {mine}, that of {other.name} is {theirs}"

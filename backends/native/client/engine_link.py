@@ -18,7 +18,9 @@ from msgspec.structs import replace
 
 from backends.base import Health
 from backends.native.client.transports import Connect, SecretRefused, Transport
+from backends.native.protocol.blocks import split_keys
 from backends.native.protocol.messages import (
+    Cached,
     Failed,
     FromEngine,
     Loading,
@@ -49,6 +51,10 @@ class LinkOwner(Protocol):
         """It sent outputs."""
         ...
 
+    def engine_cached(self, link: EngineLink, keys: list[bytes]) -> None:
+        """Its prefix cache has the blocks with these keys, and no others."""
+        ...
+
     def engine_loads(self, link: EngineLink) -> None:
         """It loads, and takes no requests before it is ready."""
         ...
@@ -77,6 +83,7 @@ class EngineLink:
     and `in_flight_then` what `in_flight` was when it came. `silent`: its step loop has not answered the latest pings.
 
     Args:
+        number: of the link among those of its owner.
         name: of the engine, for logs and metrics.
         connect: opens a transport to the engine.
         owner: called when something of the engine has changed.
@@ -84,7 +91,10 @@ class EngineLink:
         hung_after: seconds of silence after which the engine is killed; ten times as many while it loads.
     """
 
-    def __init__(self, name: str, connect: Connect, owner: LinkOwner, *, heartbeat: float, hung_after: float) -> None:
+    def __init__(
+        self, number: int, name: str, connect: Connect, owner: LinkOwner, *, heartbeat: float, hung_after: float
+    ) -> None:
+        self.number = number
         self.name = name
         self._connect = connect
         self._owner = owner
@@ -109,6 +119,12 @@ class EngineLink:
         """The engine's sequences: those of this worker now, and those of other workers as of the latest pong."""
         reported = self.pong.running + self.pong.waiting if self.pong is not None else 0
         return self.in_flight + max(0, reported - self.in_flight_then)
+
+    @property
+    def cache_use(self) -> float:
+        """The share of the engine's KV cache that sequences hold, 0 to 1, as of the latest pong."""
+        pong = self.pong
+        return 1 - pong.free_blocks / pong.total_blocks if pong is not None and pong.total_blocks else 0.0
 
     @property
     def clock(self) -> float:
@@ -246,6 +262,8 @@ class EngineLink:
             case Pong():
                 self.silent = False
                 self.pong, self.in_flight_then = message, self.in_flight
+            case Cached():
+                self._owner.engine_cached(self, split_keys(message.keys))
             case Managed():
                 self._receive_managed(message)
             case Loading():

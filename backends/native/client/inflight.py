@@ -20,6 +20,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from backends.native.protocol.blocks import prompt_keys
 from backends.native.protocol.messages import Cancel, Output, Submit
 from backends.observation import Phases
 from schemas.errors import BackendFailed, GatewayError
@@ -80,9 +81,12 @@ class InFlightRequest:
 
     Args:
         submits: one message per sequence.
+        conversation: what the requests of a conversation share, if the request is of one.
     """
 
-    def __init__(self, submits: Sequence[Submit]) -> None:
+    def __init__(self, submits: Sequence[Submit], conversation: str | None = None) -> None:
+        self.conversation = conversation
+        self._block_keys: list[bytes] | None = None
         self.link: Link | None = None
         self._sequences = {submit.seq: _Sequence(submit) for submit in submits}
         self.seqs = tuple(self._sequences)
@@ -110,6 +114,21 @@ class InFlightRequest:
     def lora_adapter(self) -> str:
         """The LoRA adapter of its sequences; empty: none."""
         return next((each.submit.lora_adapter for each in self._sequences.values()), "")
+
+    def name_blocks(self, size: int) -> list[bytes]:
+        """The keys of the blocks that its first prompt may find cached, of `size` tokens each; 0: blocks have no keys.
+
+        They are computed once, and handed on to the engine, which needs them, too.
+        """
+        if self._block_keys is None:
+            first = next(iter(self._sequences.values())).submit
+            self._block_keys = prompt_keys(first, size) if size else []
+            joined = b"".join(self._block_keys)
+            for sequence in self._sequences.values():
+                # All choices of a prompt have one tuple.
+                if sequence.submit.prompt is first.prompt:
+                    sequence.submit = replace(sequence.submit, block_keys=joined)
+        return self._block_keys
 
     async def outputs(self) -> list[Output]:
         """Take all outputs since the last call; wait for at least one.

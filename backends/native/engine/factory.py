@@ -271,6 +271,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         image_tokens=runner.image_tokens,
         embedding_size=hidden.size if hidden else 0,
         lora_adapters=runner.lora_adapters,
+        block_size=options.block_size if scheduler.pool.caching else 0,
     )
     engine = Engine(
         runner,

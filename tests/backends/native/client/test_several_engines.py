@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 from backends.base import Health
 from backends.native.client.engine_client import EngineClient
 from backends.native.client.inflight import InFlightRequest
-from backends.native.protocol.messages import Failed, Loading, Manage, Managed, Submit
+from backends.native.protocol.blocks import prompt_keys
+from backends.native.protocol.messages import Cached, Failed, Loading, Manage, Managed, Step, Submit, Watch
 from schemas.errors import BackendFailed, BackendUnavailable
 from tests.backends.native.fake_engine import READY, FakeEngine, ask, new_client, until
 
@@ -235,3 +236,43 @@ async def test_a_change_is_made_by_all_engines(engines: list[FakeEngine], client
         (connection,), (asked,) = engine.connections, asked_of(engine)
         engine.send(connection, Managed(asked.token, "no" if number == 1 else None))
     assert await changing == "no"
+
+
+def long_prompt(client: EngineClient, *more: int, conversation: str | None = None) -> InFlightRequest:
+    (seq,) = client.reserve_seqs(1)
+    return client.submit([Submit(seq, (*range(40), *more), 5)], conversation)
+
+
+async def test_a_request_goes_where_its_prompt_is_cached(engines: list[FakeEngine]) -> None:
+    for engine in engines:
+        engine.ready = replace(READY, block_size=8)
+    client = new_client(*engines)
+    await client.start()
+    await until(lambda: all(any(isinstance(asked, Watch) for asked in engine.received) for engine in engines))
+    keys = prompt_keys(Submit(0, (*range(40), 1), 5), 8)
+    engines[1].send(1, Cached(b"".join(keys[:2])))
+    engines[2].send(1, Step((), stored=b"".join(keys)))
+    requests = [long_prompt(client, number) for number in range(3)]
+    assert counts(engines) == [0, 0, 3]
+    assert engines[2].submitted[0].block_keys == b"".join(keys)
+    engines[2].send(1, Step((), removed=b"".join(keys[1:])))
+    requests.append(long_prompt(client))
+    assert counts(engines) == [0, 1, 3]
+    engines[1].up = False
+    engines[1].die()
+    await until(lambda: client.links[1].ready is None)
+    assert client._index.hits(keys) == {2: 1}, "what a dead engine had cached is gone"
+    for request in requests:
+        client.release(request)
+    await client.aclose()
+
+
+async def test_a_conversation_stays_at_its_engine_where_nothing_is_cached(
+    engines: list[FakeEngine], client: EngineClient
+) -> None:
+    requests = [long_prompt(client, turn, conversation=f"chat {chat}") for chat in range(12) for turn in range(2)]
+    for first, second in zip(requests[::2], requests[1::2], strict=True):
+        assert first.link is second.link
+    assert min(counts(engines)) > 0
+    for request in requests:
+        client.release(request)
