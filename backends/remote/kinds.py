@@ -24,6 +24,7 @@ from backends.remote.asking import Spoken
 from backends.remote.backend import RemoteBackend
 from backends.remote.connect import problems_of
 from backends.remote.options import RemoteOptions
+from backends.remote.servers import RemoteServers
 
 SPOKEN_BY = dict.fromkeys(
     ("vllm", "sglang", "llama.cpp", "llama-server", "azure", "lmdeploy", "litellm", "groq", "mistral"),
@@ -67,8 +68,19 @@ class Kind:
     embeddings: bool = False
     raw_text: bool = True
 
-    def __call__(self, name: str, options: Mapping[str, Any]) -> RemoteBackend:
+    def __call__(self, name: str, options: Mapping[str, Any]) -> RemoteBackend | RemoteServers:
         """Make a backend of this kind.
+
+        Raises:
+            msgspec.ValidationError: the options are wrong.
+        """
+        read = msgspec.convert(options, RemoteOptions)
+        if not read.urls:
+            return self.one(name, read)
+        return RemoteServers(name, {each.url: self.one(name, each) for each in read.servers}, read.routing)
+
+    def one(self, name: str, options: RemoteOptions | Mapping[str, Any]) -> RemoteBackend:
+        """Make a backend of one server.
 
         Raises:
             msgspec.ValidationError: the options are wrong.
@@ -92,7 +104,12 @@ class Kind:
     @staticmethod
     def problems(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         """What `start` would refuse of valid options: the path of each option, and why."""
-        return problems_of(msgspec.convert(options, RemoteOptions))
+        # Servers differ in their URLs alone, but the environment's proxy may be for some of them.
+        for each in msgspec.convert(options, RemoteOptions).servers:
+            problems = list(problems_of(each))
+            yield from problems
+            if problems:
+                return
 
     # Without an annotation, and so no field of the dataclass: a constant with the name it has in backend classes.
     Options = RemoteOptions

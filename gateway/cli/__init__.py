@@ -15,6 +15,7 @@ import gateway
 
 _COMMANDS = {
     "serve": "serve:serve",
+    "engine": "serve:engine",
     "reload": "control:reload",
     "restart": "control:restart",
     "check": "check:check",

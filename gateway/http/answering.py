@@ -21,7 +21,7 @@ from adapters.fold import Fold
 from adapters.unknown_fields import ignored_header
 from backends.base import check, ignored_fields
 from gateway.config import TEXTLESS
-from gateway.errors import is_failover_eligible, to_client_error
+from gateway.errors import to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.http.recording import Recording
@@ -36,6 +36,7 @@ from schemas.errors import (
     Incomplete,
     ShuttingDown,
     UnsupportedFeature,
+    is_failover_eligible,
 )
 from schemas.ir import Events, Generate, Request, Usage
 

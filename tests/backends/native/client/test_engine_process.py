@@ -132,5 +132,5 @@ def test_the_engine_reads_its_arguments() -> None:
         execution_path="per_sequence",
         lora_adapters=lora_adapters,
     )
-    assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), options, None)
-    assert parse(engine_command(options, Path("s"), warm=True)[3:]) == (Path("s"), options, "imported")
+    assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), None, options, None)
+    assert parse(engine_command(options, Path("s"), warm=True)[3:]) == (Path("s"), None, options, "imported")
