@@ -15,27 +15,20 @@ import structlog
 import torch
 from torch import Tensor
 
+from backends.native.engine.attention.comparison import TOLERANCES, error_of
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
 from backends.native.engine.attention.kv_cache import LayerCache
 from backends.native.engine.attention.reference import reference_kernel
-from backends.native.engine.devices import index_tensor
 
 log = structlog.get_logger()
 
 MAX_WIDTH = 256
 """The widest key or value; a tile of a wider one does not fit into the memory of a multiprocessor."""
-# How far a number may be from the reference's in float32, relative to the largest.
-_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-_PAGE = 16
-# New tokens and contexts of the sequences of each case of the check: decode, and prompts beside a decode.
-_CASES = (([1, 1], [1, 70]), ([20, 1], [40, 50]))
-_PARAMS = ((None, None, False), (24, 5.0, True))
-"""Of each case of the check: window, softcap, and whether there are sinks."""
 
 
 def supports(device: torch.device, dtype: torch.dtype, params: AttentionParams) -> bool:
     """Whether Triton's kernel attends so: on an accelerator on which it proved right, without ALiBi or chunks."""
-    if device.type in ("cpu", "meta") or dtype not in _TOLERANCES:
+    if device.type in ("cpu", "meta") or dtype not in TOLERANCES:
         return False
     return params.alibi is None and params.chunk is None and is_right(device, dtype)
 
@@ -83,40 +76,11 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     if find_spec("triton") is None:
         return "triton is not installed"
     try:
-        error = max(_error(device, dtype, *case, *params) for case in _CASES for params in _PARAMS)
+        error = max(error_of(paged_kernel, device, dtype, plain=plain) for plain in (True, False))
     except Exception as raised:  # whatever Triton's compiler or driver raises
         return f"{type(raised).__name__}: {raised}"[:500]
     # `not <=`: NaN fails, too.
-    return None if error <= _TOLERANCES[dtype] else f"it differs from the reference by {error:.1e}"
-
-
-def _error(
-    device: torch.device,
-    dtype: torch.dtype,
-    counts: list[int],
-    contexts: list[int],
-    window: int | None,
-    softcap: float | None,
-    has_sinks: bool,
-) -> float:
-    """The largest difference from the reference in float32, relative to its largest number."""
-    draw = torch.Generator().manual_seed(0)
-
-    def drawn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=draw).to(device, dtype)
-
-    width = -(-max(contexts) // _PAGE)
-    tables = torch.randperm(len(contexts) * width, generator=draw).view(len(contexts), width)
-    cache = LayerCache(drawn(tables.numel() * _PAGE, 2, 64), drawn(tables.numel() * _PAGE, 2, 64))
-    metadata = AttentionMetadata(torch.empty(0), counts, contexts, tables.to(device))
-    metadata.device_starts = index_tensor([*metadata.starts, sum(counts)], device)
-    metadata.device_contexts = index_tensor(contexts, device)
-    queries, sinks = drawn(sum(counts), 6, 64), drawn(6) if has_sinks else None
-    params = AttentionParams(0.125, window, softcap, sinks)
-    found = paged_kernel(queries, cache, _PAGE, metadata, params).float()
-    exact = LayerCache(cache.keys.float(), cache.values.float())
-    expected = reference_kernel(queries.float(), exact, _PAGE, metadata, params)
-    return float((found - expected).abs().max() / expected.abs().max())
+    return None if error <= TOLERANCES[dtype] else f"it differs from the reference by {error:.1e}"
 
 
 def _routine() -> Callable[..., Tensor]:

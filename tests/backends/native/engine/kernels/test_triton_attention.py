@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from backends.native.engine.attention import accelerated
+from backends.native.engine.attention import accelerated, comparison
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
 from backends.native.engine.attention.kv_cache import LayerCache
 from backends.native.engine.attention.reference import reference_kernel
@@ -52,14 +52,14 @@ def case(
     return queries, LayerCache(keys, values), metadata
 
 
-@pytest.mark.parametrize(("window", "softcap", "has_sinks"), [(None, None, False), (24, 5.0, True)])
 @pytest.mark.parametrize("lengths", [DECODE, MIXED], ids=["decode", "mixed"])
 @pytest.mark.parametrize(
-    ("heads", "widths", "page", "dtype"),
+    ("heads", "widths", "page", "dtype", "window", "softcap", "has_sinks"),
     [
-        ((2, 2), (64, 64), 16, torch.float32),
-        ((7, 1), (80, 48), 4, torch.float32),
-        ((6, 1), (64, 64), 16, torch.float16),
+        ((2, 2), (64, 64), 16, torch.float32, None, None, False),
+        ((7, 1), (80, 48), 4, torch.float32, 24, None, True),
+        ((6, 1), (64, 64), 16, torch.float16, None, 5.0, False),
+        ((4, 2), (16, 16), 16, torch.float32, 24, 5.0, True),
     ],
 )
 def test_it_equals_the_reference(
@@ -67,10 +67,10 @@ def test_it_equals_the_reference(
     widths: tuple[int, int],
     page: int,
     dtype: torch.dtype,
-    lengths: tuple[list[int], list[int]],
     window: int | None,
     softcap: float | None,
     has_sinks: bool,
+    lengths: tuple[list[int], list[int]],
 ) -> None:
     queries, cache, metadata = case(heads, widths, page, dtype, lengths)
     sinks = torch.randn(heads[0], generator=torch.Generator().manual_seed(1)) if has_sinks else None
@@ -83,7 +83,7 @@ def test_it_equals_the_reference(
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 16])
+@pytest.mark.parametrize("splits", [1, 16])
 def test_keys_may_be_split_into_more_parts_than_there_are(splits: int) -> None:
     from backends.native.engine.kernels.triton_attention import paged_attention
 
@@ -98,7 +98,7 @@ def test_keys_may_be_split_into_more_parts_than_there_are(splits: int) -> None:
 
 def test_the_check_of_a_device_accepts_it_and_notices_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr(accelerated, "_CASES", accelerated._CASES[:1])
+    monkeypatch.setattr(comparison, "_CASES", comparison._CASES[:1])
     assert accelerated.why_not(cpu, torch.float32) is None
     right = accelerated._routine()
     monkeypatch.setattr(accelerated, "_routine", lambda: lambda *args, **more: right(*args, **more | {"window": 3}))

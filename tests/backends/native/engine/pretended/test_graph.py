@@ -21,6 +21,7 @@ from tests.backends.native.engine.pretended.engines import (
     load,
     requests,
     save,
+    wide,
 )
 from tests.backends.native.engine.pretended.graph import why_not_captured
 from tests.backends.native.engine.pretended.kernels import pretend_triton
@@ -91,6 +92,7 @@ def test_with_tritons_attention_a_greedy_step_copies_twice(folder: Path, monkeyp
     assert traces == {"greedy": (1, 2), "sampled": (1, 3)}
 
 
+@wide
 def test_with_tritons_attention_tokens_are_those_of_the_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = requests()[:5]
     expected = drive(load(folder, "cpu")[0], asked)
