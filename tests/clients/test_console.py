@@ -1,0 +1,178 @@
+"""The console in a browser: every view, hostile texts, phones and wide screens, and what newcomers do."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.clients.chromium import PATH, browser
+from tests.clients.conftest import serving
+from tests.clients.console import Console
+from tests.missing_tools import missing
+
+pytestmark = [pytest.mark.clients, pytest.mark.skipif(PATH is None, reason=missing("chromium"))]
+
+HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>[click](javascript:window.hacked=1)"
+CONFIG = """
+[server]
+admin_keys_env = "CONSOLE_ADMIN_KEYS"
+state_file = "{folder}/state.json"
+
+[backends.s]
+kind = "scripted"
+[backends.s.scripts.rich]
+reasoning = "A question of geography."
+texts = ["The capital of **France** is *Paris*.\\n\\n```python\\nprint(1)\\n```\\n| a | b |\\n|---|---|\\n| 1 | 2 |"]
+[backends.s.scripts.hostile]
+texts = [{hostile}]
+[backends.s.scripts.endless]
+texts = ["again and "]
+repeat = 1000
+interval = 0.01
+
+[endpoints.chat]
+served_entities = [
+  {{ name = "base", backend = "s", model = "rich", traffic_percentage = 80, price = {{ prompt = 1, completion = 2 }} }},
+  {{ name = "candidate", backend = "s", model = "scripted", traffic_percentage = 20 }},
+]
+[endpoints.echo]
+served_entities = [{{ name = "only", backend = "s", model = "echo" }}]
+[endpoints.hostile]
+served_entities = [{{ name = "evil", backend = "s", model = "hostile" }}]
+[endpoints.endless]
+served_entities = [{{ name = "slow", backend = "s", model = "endless" }}]
+[endpoints.failing]
+served_entities = [{{ name = "cut", backend = "s", model = "error-after-3" }}]
+[endpoints.tools]
+served_entities = [{{ name = "caller", backend = "s", model = "tool-call" }}]
+"""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("console")
+    (folder / "gateway.toml").write_text(CONFIG.format(folder=folder, hostile=json.dumps(HOSTILE)))
+    with serving(folder / "log", "--config", str(folder / "gateway.toml"), env={"CONSOLE_ADMIN_KEYS": "root"}) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def opened(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """One page for all tests: a browser takes seconds to start."""
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        console = Console(page, url)
+        console.open()
+        yield console
+
+
+@pytest.fixture
+def console(opened: Console) -> Iterator[Console]:
+    yield opened
+    assert opened.page.errors == []
+    assert not opened.page.run("'hacked' in window")
+
+
+def fetched(url: str) -> Any:
+    with urllib.request.urlopen(url) as answer:
+        return json.load(answer)
+
+
+def ask(console: Console, endpoint: str, text: str) -> None:
+    console.view("Chat")
+    console.click("New conversation")
+    console.fill("Endpoint", endpoint)
+    console.fill("Message", text)
+    console.click("Send")
+
+
+def test_an_answer_is_shown_as_markdown_with_its_figures(console: Console) -> None:
+    ask(console, "chat:base", "What is the capital of France?")
+    console.reads("Answered by")
+    prose = ".message.assistant > .prose"
+    assert console.text(f"{prose} strong") == "France"
+    assert console.text(f"{prose} td") == "1"
+    figures = console.text(".figures").replace("\n", " ")
+    assert all(name in figures for name in ("base", "First token", "Total", "Tokens", "Cost")), figures
+    assert not console.page.run("document.querySelector('.reasoning').open")
+    console.check_layout()
+    console.click("Regenerate")
+    console.reads("Answered by")
+    console.click("Edit the question")
+    console.fill("Question", "And of Spain?")
+    console.click("Ask again")
+    console.reads("Answered by")
+    assert console.page.run("document.querySelectorAll('.message').length") == 2
+    console.reads("And of Spain?", ".history")
+
+
+def test_the_settings_are_sent(console: Console) -> None:
+    ask(console, "echo", "x")
+    console.click("Settings")
+    console.fill("System prompt", "Be brief.")
+    console.fill("Most tokens", "2")
+    console.check_layout()
+    ask(console, "echo", "one two three four five")
+    console.reads("Ended by")
+    console.reads("length", ".figures")
+    for name in ("System prompt", "Most tokens"):
+        console.fill(name, "")
+    console.click("Settings")
+
+
+def test_a_stopped_answer_stays_and_a_failed_one_says_why(console: Console) -> None:
+    ask(console, "endless", "Go on")
+    console.reads("again", ".message.assistant")
+    console.click("Stop")
+    console.reads("Stopped.")
+    ask(console, "failing", "Hi")
+    console.reads("The request failed.")
+    console.check_layout()
+
+
+def test_a_call_of_a_tool_is_shown_and_its_result_is_sent(console: Console) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    console.click("Settings")
+    console.fill("Tools", json.dumps([tool]))
+    ask(console, "tools", "How is the weather?")
+    console.reads("Calls weather")
+    console.fill("Result", '{"sky": "blue"}')
+    console.click("Send the result")
+    console.reads("blue", ".message.tool")
+    console.fill("Tools", "")
+    console.click("Settings")
+
+
+def test_hostile_answers_are_text(console: Console) -> None:
+    ask(console, "hostile", HOSTILE)
+    console.reads("Answered by")
+    assert (
+        console.page.run(
+            "document.querySelectorAll('#view .prose img, #view .prose script, a[href^=javascript]').length"
+        )
+        == 0
+    )
+    assert "<img src=x" in console.text(".message.assistant")
+
+
+def test_nothing_is_loaded_from_elsewhere(console: Console, url: str) -> None:
+    loaded = console.page.run("performance.getEntriesByType('resource').map((entry) => entry.name)")
+    assert [name for name in loaded if not name.startswith((url, "data:"))] == []
+
+
+def test_a_wrong_key_is_refused_and_an_admin_key_is_kept_for_the_tab(console: Console) -> None:
+    console.click("Log in")
+    console.check_layout()
+    console.fill("API key", "wrong")
+    console.click("Log in")
+    console.reads("not known", ".login")
+    console.page.errors.clear()  # the refusal
+    console.fill("API key", "root")
+    console.click("Log in")
+    console.reads("Administrator", ".who")
+    assert console.page.run("[sessionStorage.length > 0, localStorage.getItem('interlingua.key')]") == [True, None]
+    console.click("Log out")
+    console.reads("Read-only", ".who")
