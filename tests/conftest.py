@@ -16,6 +16,9 @@ settings.register_profile("whole", deadline=None, suppress_health_check=[HealthC
 settings.register_profile("fast", settings.get_profile("whole"), max_examples=5)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "whole"))
 
+# Triton's kernels run in its interpreter, which is chosen when Triton is imported, perhaps by torch.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 _NEEDS_TORCH = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.torch\b", re.MULTILINE)
 
 
