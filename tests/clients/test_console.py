@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -144,6 +146,48 @@ def test_a_call_of_a_tool_is_shown_and_its_result_is_sent(console: Console) -> N
     console.reads("blue", ".message.tool")
     console.fill("Tools", "")
     console.click("Settings")
+
+
+def test_two_arms_are_asked_at_once_and_their_differences_marked(console: Console) -> None:
+    console.view("Compare")
+    console.fill("Endpoint A", "echo")
+    console.fill("Endpoint B", "hostile")
+    console.click("Add a column")
+    console.fill("Endpoint C", "failing")
+    console.fill("Question", HOSTILE.replace("click", "press"))
+    console.click("Ask all")
+    console.reads("Words as in A", ".column:nth-child(2)")
+    assert console.page.run(
+        "[...document.querySelectorAll('.column:nth-child(2) mark')].map((mark) => mark.textContent)"
+    ) == ["click"]
+    console.reads("200 The scripted backend", ".column:nth-child(3)")
+    console.check_layout()
+    console.click("Remove the column")
+    assert console.page.run("document.querySelectorAll('.column').length") == 2
+
+
+def test_one_question_is_asked_in_every_protocol(console: Console) -> None:
+    console.view("Protocols")
+    badges = "[...document.querySelectorAll('.protocol .badge')].map((badge) => badge.textContent)"
+    for endpoint, state in (("chat", "200 complete"), ("hostile", "200 complete"), ("failing", "failed in the stream")):
+        console.fill("Endpoint", endpoint)
+        console.click("Ask in every protocol")
+        console.page.until(f"{badges}.every((text) => text === {json.dumps(state)})")
+        if endpoint == "hostile":
+            texts = console.page.run("[...document.querySelectorAll('.assembled')].map((text) => text.textContent)")
+            assert texts == [HOSTILE] * 6
+    console.check_layout()
+    # What is copied is read by the languages themselves.
+    snippets = "import('/ui/protocols/snippets.js')"
+    request = "{ path: '/x', body: { a: [true, null, \"it's\"], b: 1.5 }, headers: { c: 'd' } }"
+    python = console.page.run(f"{snippets}.then(({{ SNIPPETS }}) => SNIPPETS.Python({request}, true))")
+    assert {"a": [True, None, "it's"], "b": 1.5} in [
+        ast.literal_eval(node.value)
+        for node in ast.parse(python).body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "body"
+    ]
+    curl = console.page.run(f"{snippets}.then(({{ SNIPPETS }}) => SNIPPETS.curl({request}, false))")
+    assert json.loads(shlex.split(curl)[-1]) == {"a": [True, None, "it's"], "b": 1.5}
 
 
 def test_hostile_answers_are_text(console: Console) -> None:
