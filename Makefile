@@ -24,7 +24,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test check format audit sbom lock docs soak fuzz bench bench-engine bench-experiments bench-rivals clean
+.PHONY: help serve lint test test-accelerator check format audit sbom lock docs soak fuzz bench bench-engine bench-experiments bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -53,6 +53,9 @@ test: lint $(CLIENTS)/.installed $(TOOLS)/.installed $(NODE)/node_modules/.packa
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m torch --ignore tests/clients
 	$(CLIENT_ENV) $(VENV)/bin/python -m pytest -q $(NEWEST:%=tests/clients/test_%.py)
 	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -n 2 --dist loadfile -c tests/clients/pytest.ini --ignore tests/clients/test_lm_eval.py tests/clients
+
+test-accelerator: $(VENV)/.checked  ## whole engines of all families on a pretended accelerator (a quarter of an hour)
+	$(TEST_ENV) INTERLINGUA_WIDE=1 $(VENV)/bin/pytest -q -n 2 tests/backends/native/engine/pretended
 
 format: $(VENV)/.checked  ## rewrite the code in the project's format
 	$(VENV)/bin/ruff format .

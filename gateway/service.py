@@ -16,7 +16,9 @@ import structlog
 from backends.base import Backend, Capabilities, Health, WaitsForEngine
 from gateway.access.keys import Keys
 from gateway.access.keys_file import Key
-from gateway.access.limits import Limiter, Ticket, estimated_tokens, limits_file, rules_for
+from gateway.access.limits import Limiter, Ticket
+from gateway.access.local_limiter import LocalLimiter, limits_file
+from gateway.access.rules import RuleTable, estimated_tokens
 from gateway.config import Config, Endpoint
 from gateway.deployment.catalog import catalog
 from gateway.deployment.deployments import generating, mixed_kinds
@@ -76,8 +78,8 @@ class Service:
         self.limits = config.server.limits
         self.draining = False
         self.running = 0
-        self.shares = Shares(self.limits.max_concurrent_requests, keys.owner, shared=keys.several)
-        self.limiter = Limiter(limits_file(config.server, folder), folder)
+        self.shares = Shares(self.limits.max_concurrent_requests) if keys.several else None
+        self.limiter: Limiter = LocalLimiter(limits_file(config.server, folder), folder)
         self._created = int(time.time())
         limit = config.server.limits.stored_responses
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
@@ -169,7 +171,7 @@ class Service:
         if self._is_changeable and self._live.refresh():
             self._serve()
 
-    def limit(self, key: Key | None, plan: Plan, request: Request) -> Ticket | None:
+    async def limit(self, key: Key | None, plan: Plan, request: Request) -> Ticket | None:
         """Count a request for the limits of its key, its endpoint and its user; None if it has no limits.
 
         Raises:
@@ -180,8 +182,10 @@ class Service:
         if key is not None and not key.may_ask(endpoint):
             raise Forbidden(f"This key may not ask the endpoint '{endpoint}'.")
         user = request.user if isinstance(request, Generate | Embed) else None
-        rules = rules_for(key, endpoint, self._limits[endpoint], user)
-        return self.limiter.enter(rules, estimated_tokens(request)) if rules else None
+        rules = self._rules.of(key, endpoint, user)
+        if rules is None:
+            return None
+        return await self.limiter.enter(rules, estimated_tokens(request) if rules.by_tokens else 0)
 
     def deployed(self, endpoint: str) -> Endpoint:
         """An endpoint of the catalog as it is served now."""
@@ -297,7 +301,7 @@ class Service:
             await asyncio.to_thread(self.usage.close)  # likewise
         if self.responses is not None:
             self.responses.close()
-        self.limiter.close()
+        await self.limiter.aclose()
         self.metrics.close()
 
     def _can_answer(self, backend: str) -> bool:
@@ -365,7 +369,7 @@ class Service:
         )
         endpoints = {name: found.serving for name, found in deployments.items()}
         self.router = Router(endpoints, self.backends, self._filters)
-        self._limits = {name: found.serving.limits for name, found in deployments.items()}
+        self._rules = RuleTable({name: found.serving.limits for name, found in deployments.items()})
         self._untracked = {name for name, found in deployments.items() if found.serving.usage_tracking is False}
         self._stop_arms()
         self.metrics.name_engines({name: found.serving.served_entities for name, found in deployments.items()})

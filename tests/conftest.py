@@ -1,8 +1,9 @@
 """Hypothesis has no deadlines. Test modules that need torch are not imported unless they are selected."""
 
+import gc
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if "not torch" not in config.option.markexpr or not collection_path.match("test_*.py"):
         return None
     return True if _NEEDS_TORCH.search(collection_path.read_text()) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector away from the modules and tests that are collected: none of them is ever garbage.
+
+    Each of its full runs would look at a million objects, during the collection and in the tests that run it.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)

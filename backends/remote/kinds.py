@@ -14,6 +14,7 @@ import msgspec
 
 from adapters import anthropic as _anthropic
 from adapters import databricks as _databricks
+from adapters import ollama as _ollama
 from adapters import openai as _openai
 from adapters import tgi as _tgi
 from adapters import triton as _triton
@@ -25,7 +26,7 @@ from backends.remote.connect import problems_of
 from backends.remote.options import RemoteOptions
 
 SPOKEN_BY = dict.fromkeys(
-    ("vllm", "sglang", "llama.cpp", "llama-server", "ollama", "azure", "lmdeploy", "litellm", "groq", "mistral"),
+    ("vllm", "sglang", "llama.cpp", "llama-server", "azure", "lmdeploy", "litellm", "groq", "mistral"),
     "openai",
 ) | {"claude": "anthropic", "tensorrt-llm": "triton", "text-generation-inference": "tgi", "huggingface": "tgi"}
 """The kinds of servers that are often named by their own names."""
@@ -158,6 +159,19 @@ _TRITON = frozenset(
 )
 # The Messages API returns no log-probabilities.
 _ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR, Feature.TRUNCATION})
+# Ollama truncates prompts without a word, takes no ids, and lets the model choose among the tools.
+_OLLAMA = frozenset(
+    {
+        Feature.CHAT,
+        Feature.TOOLS,
+        Feature.IMAGES,
+        Feature.GRAMMAR,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.MIN_P,
+        Feature.SUFFIX,
+    }
+)
 
 
 def _openai_at_v1(dialect: str, model: str | None = None) -> RemoteProtocol:
@@ -181,6 +195,7 @@ mindie_triton = Kind(
     _MINDIE,
     "/v2/health/ready",
 )
+ollama = Kind((RemoteProtocol(_ollama.ADAPTER, "ollama"),), _OLLAMA, "/api/version", embeddings=True)
 anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models", raw_text=False)
 databricks = Kind(
     (RemoteProtocol(_databricks.ADAPTER, "databricks"),), _DATABRICKS, "/api/2.0/serving-endpoints", embeddings=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -68,13 +69,13 @@ class Keys:
         self._file = keys_file(file) if file is not None else None
         # The stamp is taken before the file is read: a change in between is read once more, never missed.
         self._stamp = self._file.stamp() if self._file is not None else 0
-        self._next_look = 0.0
-        self._known: dict[str, Key] = {}
+        self._next_look = 0.0 if file is not None else inf
+        self._known: dict[bytes, Key] = {}
         self._take(read_keys(self._file) if self._file is not None else ())
 
     def refresh(self) -> None:
         """Read the file if it has changed. One that cannot be read is logged; the known keys stay in force."""
-        if self._file is None or (now := monotonic()) < self._next_look:
+        if (now := monotonic()) < self._next_look or self._file is None:
             return
         self._next_look = now + _BETWEEN_LOOKS
         if (stamp := self._file.stamp()) == self._stamp:
@@ -93,7 +94,8 @@ class Keys:
         """
         if not self.required:
             return None
-        self.refresh()
+        if monotonic() >= self._next_look:
+            self.refresh()
         return self._find(given_key(headers))
 
     def _find(self, given: str) -> Key:
@@ -164,10 +166,10 @@ class Keys:
 
     def owner(self, headers: Mapping[str, str]) -> bytes:
         """A digest of the key in a request's headers, by which its answers are known; empty if no key is needed."""
-        return bytes.fromhex(digest_of(given_key(headers))) if self.required else b""
+        return digest_of(given_key(headers)) if self.required else b""
 
     def _take(self, keys: Iterable[Key]) -> None:
-        self._known = {key.digest: key for key in (*self._fixed, *keys)}
+        self._known = {bytes.fromhex(key.digest): key for key in (*self._fixed, *keys)}
 
     @property
     def has_admins(self) -> bool:
@@ -177,16 +179,17 @@ class Keys:
 
 def given_key(headers: Mapping[str, str]) -> str:
     """The key in a request's headers; "" if there is none."""
-    # RFC 9110, section 11.1: the scheme is case-insensitive.
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return given.strip()
+    if (credentials := headers.get("authorization")) is not None:
+        # RFC 9110, section 11.1: the scheme is case-insensitive.
+        scheme, _, given = credentials.partition(" ")
+        if scheme == "Bearer" or scheme.lower() == "bearer":
+            return given.strip()
     return next((headers[name] for name in KEY_HEADERS[1:] if name in headers), "")
 
 
 def _key_of(key: str, roles: tuple[Role, ...]) -> Key:
     """A key of the environment, named by the beginning of its digest."""
-    digest = digest_of(key)
+    digest = digest_of(key).hex()
     return Key(name=f"env:{digest[:8]}", digest=digest, roles=roles)
 
 

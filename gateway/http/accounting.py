@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
@@ -69,7 +69,7 @@ class RequestAccount:
     trace_id: str | None = None
     key: Key | None = None
     ticket: Ticket | None = None
-    quotas: tuple[Quota, ...] = ()
+    quotas: Sequence[Quota] = ()
     cost: int = 0
     request: Request | None = None
     plan: Plan | None = None

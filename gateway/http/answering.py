@@ -318,7 +318,7 @@ class Responder:
             # RFC 9211.
             headers.append((b"cache-status", b"interlingua; hit" if account.cache_hit else b"interlingua; fwd=miss"))
         if account.quotas:
-            headers += [(name.encode(), value.encode()) for name, value in self.codec.limit_headers(account.quotas)]
+            headers += self.codec.limit_headers(account.quotas)
         if length >= 0:
             headers.append((b"content-length", b"%d" % length))
         if account.target is not None:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
-from adapters.base import Call
+from adapters.base import Call, Reply
 from backends.observation import OBSERVER
 from gateway.access.keys import KEY_HEADERS, given_key
 from gateway.http.accounting import RequestAccount
@@ -64,7 +64,7 @@ class RequestHandler:
         self._operation = operation
         self._parameters = parameters
         self._scope = scope
-        self._owner: bytes | None = None
+        self._owner: str | None = None
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
         flow = cast(Flow | None, (scope.get("extensions") or {}).get(FLOW_EXTENSION, {}).get("flow"))
         self._responder = Responder(operation.codec, self._account, send, flow, head=scope["method"] == "HEAD")
@@ -86,7 +86,7 @@ class RequestHandler:
         finally:
             self._account.close()
             self._observer.close()
-            if self._owner is not None:
+            if self._owner is not None and self._service.shares is not None:
                 self._service.shares.leave(self._owner)
             if (exporter := self._service.exporter) is not None:
                 row = row_of(self._account, with_text=exporter.with_text)
@@ -115,9 +115,12 @@ class RequestHandler:
                 await service.manage(request)
                 await self._describe(call, body)
                 return None
+            if isinstance(request, Reply):
+                await responder.reply(request)
+                return None
             if self._owner is not None and isinstance(request, Generate | Embed | Relay):
-                request = replace(request, flow=self._owner.hex())
-            return request, self._route(request, call)
+                request = replace(request, flow=self._owner)
+            return request, await self._route(request, call)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             if isinstance(error, RateLimited):
                 account.quotas = error.quotas
@@ -125,18 +128,20 @@ class RequestHandler:
             await responder.refuse(error)
             return None
 
-    def _route(self, request: Request, call: Call) -> Plan:
+    async def _route(self, request: Request, call: Call) -> Plan:
         """Pick the targets of a request, and count it for its limits and its experiment.
-
-        No coroutine: a change of what is deployed between the plan and the exposure would replace the experiment.
 
         Raises:
             schemas.errors.RequestError: nothing answers it, or a limit is reached.
         """
         service, account = self._service, self._account
         account.stage, account.request = "route", request
-        account.plan = plan = service.router.plan(request, call.headers)
-        account.ticket = ticket = service.limit(account.key, plan, request)
+        router = service.router
+        account.plan = plan = router.plan(request, call.headers)
+        account.ticket = ticket = await service.limit(account.key, plan, request)
+        # A change of what is deployed has replaced the experiments, too. Nothing is awaited from here to the exposure.
+        if service.router is not router:
+            account.plan = plan = service.router.plan(request, call.headers)
         if ticket is not None:
             account.quotas = ticket.quotas
         if service.exporter is not None:
@@ -205,12 +210,16 @@ class RequestHandler:
         """
         if self._service.full:
             raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
-        self._owner = self._service.shares.enter(headers)
+        if (shares := self._service.shares) is not None:
+            key = self._account.key
+            owner = key.digest if key is not None else self._service.keys.owner(headers).hex()
+            shares.enter(owner)
+            self._owner = owner  # `run` has it leave
         if (given := headers.get(TIMEOUT_HEADER)) is not None:
             self._account.time_allowed = _seconds(given)
         self._account.cache_control = headers.get("cache-control", "")
 
-    async def _decode(self, call: Call, body: bytes) -> Request | Change:
+    async def _decode(self, call: Call, body: bytes) -> Request | Change | Reply:
         """What the body asks for.
 
         Raises:

@@ -21,6 +21,7 @@ from msgspec import structs
 from backends.native.classification import read_head
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import watch_layers
+from backends.native.engine.devices import free_memory
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
@@ -341,8 +342,7 @@ def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[R
 
 
 def _cache_bytes(device: torch.device, step_bytes: int) -> int:
-    """Memory for the KV cache beside a step's `step_bytes`; on a GPU torch has reserved those when the step was run."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _GPU_SHARE)
+    """Memory for the KV cache beside a step's `step_bytes`; torch has reserved an accelerator's when it was run."""
+    if device.type != "cpu":
+        return int(free_memory(device) * _GPU_SHARE)
     return min(int(max(0, available_memory() - step_bytes) * _CPU_SHARE), _CPU_MAX_BYTES)

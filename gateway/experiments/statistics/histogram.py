@@ -12,7 +12,7 @@ normal values lowers their correlation, so this is on the safe side for log-norm
 
 from __future__ import annotations
 
-from math import ceil, exp, inf, log
+from math import ceil, exp, floor, inf, log
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def logarithm_and_bin(seconds: float) -> tuple[float, int]:
     if seconds < SHORTEST:
         return _LOG_SHORTEST, 0
     logarithm = log(seconds)
-    return logarithm, UNFINISHED if seconds >= LONGEST else int((logarithm - _LOG_SHORTEST) / _LOG_RATIO) + 1
+    return logarithm, UNFINISHED if seconds >= LONGEST else floor((logarithm - _LOG_SHORTEST) / _LOG_RATIO) + 1
 
 
 def log_seconds(seconds: float) -> float:

@@ -29,6 +29,7 @@ from transformers import (
 
 from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.layout import gguf_of
+from backends.native.engine.devices import default_device, has_bfloat16, is_present
 from backends.native.engine.errors import LoadError
 from backends.native.engine.formats.tensors import float32_bytes, model_class, plain, read_tensors
 from backends.native.engine.layers.quantized_linear import BITS
@@ -147,24 +148,29 @@ def load_encoder(folder: str, dtype: str = "auto", device: str = "auto", *, clas
 
 
 def pick_device(device: str) -> torch.device:
-    """The torch device; `auto` is the first CUDA device, or the CPU.
+    """The torch device; `auto` is the accelerator that torch finds, or the CPU (`devices.default_device`).
 
     Raises:
-        LoadError: torch does not know the device, or finds no CUDA device.
+        LoadError: torch does not know the device, or finds none of it.
     """
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return default_device()
     try:
         picked = torch.device(device)
     except RuntimeError as error:
         raise LoadError(f"'{device}' is not a device torch knows.") from error
-    if picked.type == "cuda" and not torch.cuda.is_available():
-        raise LoadError(f"The device '{device}' was asked for, but torch finds no CUDA device.")
+    if not is_present(picked):
+        raise LoadError(f"The device '{device}' was asked for, but torch finds no {_kind_of(picked)} device.")
     return picked
 
 
+def _kind_of(device: torch.device) -> str:
+    return f"{device.type.upper()}{'' if device.index is None else f' {device.index}'}"
+
+
 def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> torch.dtype:
-    """The dtype of the weights; `auto` is the checkpoint's own, but float32 on a CPU for weights of up to 2 GiB.
+    """The dtype of the weights; `auto` is the checkpoint's own, but float32 on a CPU for weights of up to 2 GiB, and
+    float16 instead of bfloat16 on an accelerator without bfloat16.
 
     The shape of a batch decides the order in which a matrix product is summed. In bfloat16 that changes logits enough
     to change the chosen token, so that an answer would depend on the other requests in its batch; in float32 it hardly
@@ -187,7 +193,9 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
         small = device.type == "cpu" and float32_bytes(path, own) <= _SMALL_BYTES
     except CheckpointError as error:
         raise LoadError(str(error)) from error
-    return torch.float32 if small else own
+    if small:
+        return torch.float32
+    return torch.float16 if own == torch.bfloat16 and not has_bfloat16(device) else own
 
 
 def _read_config(path: Path) -> Any:

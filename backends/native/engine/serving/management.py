@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import structlog
-import torch
 from msgspec.structs import replace
 
+from backends.native.engine.devices import release_memory
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.steps import Manageable
@@ -124,8 +124,7 @@ class ManagedEngine:
         else:
             self._engine = None
         gc.collect()  # models have cycles
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_memory()
         return_freed_memory()
         log.info("engine.slept", level=self._wanted, before_mb=before >> 20, after_mb=resident_memory() >> 20)
         self._describe(replace(self.ready, asleep=self._wanted))
