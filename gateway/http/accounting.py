@@ -204,7 +204,7 @@ class RequestAccount:
             metrics.ignored_fields.add((self.protocol, self.route), len(self.ignored))
         if target is not None:
             endpoint, served = target.endpoint, target.entity.name
-            self.service.count(endpoint, self.duration, self.outcome == "ok")
+            self.service.counts.add(endpoint, self.duration, ok=self.outcome == "ok")
             metrics.served_requests.add((endpoint, served, self.outcome))
             if self.cost:
                 metrics.cost.add((endpoint, served), self.cost / BILLION)

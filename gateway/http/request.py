@@ -112,7 +112,7 @@ class RequestHandler:
             # The answer describes what is deployed after the change.
             if isinstance(request, Change):
                 account.stage, account.ignored = "manage", request.unknown
-                await service.manage(request)
+                await service.manage(request, by=account.key.name if account.key is not None else "")
                 await self._describe(call, body)
                 return None
             if isinstance(request, Reply):
@@ -169,7 +169,7 @@ class RequestHandler:
         headers = decode_headers(self._scope["headers"])
         self._observer.trace(headers, self._scope, route.path)
         if route.kind == "manage":
-            service.keys.check_admin(headers)
+            self._account.key = service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
             self._account.key = service.keys.check(headers)
         # Before the body, too: under overload a refusal must cost little.
@@ -242,7 +242,7 @@ class RequestHandler:
         """
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
         # It is read anew, since a change may have been made meanwhile.
-        counted = self._shown(self._service.counted_catalog())
+        counted = self._shown(self._service.counts.joined(self._service.catalog))
         call = replace(call, catalog=replace(counted, default=call.catalog.default))
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 

@@ -21,8 +21,14 @@ _BACKLOG = 4
 
 
 class Tick(msgspec.Struct, frozen=True, eq=False):
-    """What a second has brought. `revision` counts the states of the catalog that this worker has seen."""
+    """What a second has brought.
 
+    Attributes:
+        number: counts the ticks.
+        revision: counts the states of the catalog that this worker has seen.
+    """
+
+    number: int
     revision: int
 
 
@@ -39,6 +45,7 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._catalog = service.catalog
         self._revision = 0
+        self._number = 0
 
     async def ticks(self) -> AsyncIterator[Tick]:
         """The ticks from now on, the first at once; ends when the server shuts down."""
@@ -57,6 +64,7 @@ class Feed:
     async def _run(self) -> None:
         while self._tabs and not self._service.draining:
             await asyncio.sleep(_INTERVAL)
+            self._number += 1
             tick = self._tick()
             for queue in self._tabs:
                 if queue.full():
@@ -70,4 +78,4 @@ class Feed:
         if self._service.catalog is not self._catalog:
             self._catalog = self._service.catalog
             self._revision += 1
-        return Tick(self._revision)
+        return Tick(self._number, self._revision)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 import msgspec
@@ -11,12 +11,15 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.response import Stream
 
 from gateway.http.api.health import READ
+from gateway.http.console.experiments import experiment_view
 from gateway.http.console.feed import Feed
 from gateway.http.console.session import key_of, session
 from gateway.http.request import decode_headers
 from gateway.service import Service
 
 Asked = Request[Any, Any, Any]
+_REPORT_TICKS = 10
+"""Ticks between two events `experiments`: a report takes the event loop milliseconds."""
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would collect the events
 
 
@@ -34,16 +37,27 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
     async def events(request: Asked) -> Stream:
         """Server-sent events: `changed` when the session must be read again; a comment where nothing has happened."""
         key_of(service, decode_headers(request.scope["headers"]))
-        return Stream(_written(feed), media_type="text/event-stream", headers=_STREAM)
+        topics = frozenset(request.query_params.get("topics", "").split(","))
+        return Stream(_written(feed, topics), media_type="text/event-stream", headers=_STREAM)
 
-    return [current, events]
+    @route("/v1/console/experiment", http_method=READ, include_in_schema=False, opt={"role": "metrics"})
+    async def experiment(request: Asked) -> Response[bytes]:
+        """The experiment of the endpoint `?endpoint=`."""
+        service.keys.check(decode_headers(request.scope["headers"]), "metrics")
+        name = request.query_params.get("endpoint", "")
+        return Response(experiment_view(service, name), media_type="application/json")
+
+    return [current, events, experiment]
 
 
-async def _written(feed: Feed) -> AsyncIterator[bytes]:
+async def _written(feed: Feed, topics: Collection[str]) -> AsyncIterator[bytes]:
+    """The events of a tab: `changed`, and those of its topics."""
     revision = -1
     async for tick in feed.ticks():
+        parts = []
         if tick.revision != revision:
             revision = tick.revision
-            yield b"event: changed\ndata: %d\n\n" % revision
-        else:
-            yield b":\n\n"  # lets the tab see that the server is there
+            parts.append(b"event: changed\ndata: %d\n\n" % revision)
+        if "experiments" in topics and tick.number % _REPORT_TICKS == 0:
+            parts.append(b"event: experiments\ndata: %d\n\n" % tick.number)
+        yield b"".join(parts) or b":\n\n"  # a comment lets the tab see that the server is there

@@ -2,10 +2,12 @@
 // which fills an element and returns what to do when the view is left.
 import * as chat from "./chat/view.js";
 import * as compare from "./compare/view.js";
+import * as experiments from "./experiments/view.js";
 import * as protocols from "./protocols/view.js";
 
 export const VIEWS = {
   chat: { title: "Chat", mount: chat.mount },
   compare: { title: "Compare", mount: compare.mount },
   protocols: { title: "Protocols", mount: protocols.mount },
+  experiments: { title: "Experiments", mount: experiments.mount, topics: ["experiments"] },
 };
