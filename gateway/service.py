@@ -28,7 +28,9 @@ from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.filters.guarded import NONE, GuardedFilter
+from gateway.observability.live import LiveFigures
 from gateway.observability.metrics import Metrics
+from gateway.observability.request_log import RequestLog
 from gateway.observability.telemetry import Traces
 from gateway.rollout.ramps import Ramps
 from gateway.rollout.timeline import Timeline
@@ -87,6 +89,8 @@ class Service:
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
         slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
+        self.live = LiveFigures(self.metrics, backends)
+        self.requests = RequestLog(folder / "requests" if folder is not None else None, slot)
         self.traces: Traces | None = None
         self.exporter = Exporter.of(config.server.export, lambda rows: self.metrics.export_lost.add((), rows))
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
@@ -326,6 +330,7 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await self._check_health()
+            self.live.look(self._health)
             self.timeline.look(self._live.deployments, self.experiments)
             self.metrics.tasks.set(len(asyncio.all_tasks()))
             await asyncio.sleep(_HEALTH_INTERVAL)

@@ -137,6 +137,7 @@ class RequestHandler:
         service, account = self._service, self._account
         account.stage, account.request = "route", request
         router = service.router
+        account.from_console = CONSOLE_HEADER in call.headers
         account.plan = plan = router.plan(request, call.headers)
         account.ticket = ticket = await service.limit(account.key, plan, request)
         # A change of what is deployed has replaced the experiments, too. Nothing is awaited from here to the exposure.
@@ -147,7 +148,8 @@ class RequestHandler:
         if service.exporter is not None:
             account.version = service.catalog.cards[plan.targets[0].endpoint].version
         account.texts = {} if service.keeps_texts else None
-        if plan.has_experiment and CONSOLE_HEADER not in call.headers:
+        account.decoded = monotonic() - account.began
+        if plan.has_experiment and not account.from_console:
             account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         return plan
 

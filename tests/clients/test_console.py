@@ -275,6 +275,34 @@ def test_shares_always_add_up_to_100(console: Console) -> None:
     assert found == [[], [30, 70], [0, 100, 0], [100]]
 
 
+def test_somebody_finds_why_a_request_failed(console: Console, url: str) -> None:
+    post(url, {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5})
+    ask(console, "failing", "Hi")
+    console.reads("The request failed.")
+    console.view("Requests")
+    console.fill("Outcome", "not ok")
+    console.fill("Endpoint", "failing")
+    console.page.until("document.querySelectorAll('.log-table tbody tr').length > 0")
+    console.page.run("document.querySelector('.log-table tbody button').click()")
+    console.reads("The scripted backend was configured to fail: error.", ".detail")
+    detail = console.text(".detail")
+    assert "while the backend's answer came" in detail
+    assert all(name in detail for name in ("Read and routed", "Wait and prompt", "Asked by", "the console"))
+    console.check_layout()
+    console.click("Close")
+    before = console.page.run("document.querySelectorAll('.log-table tbody tr').length")
+    post(url, {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5})
+    console.page.until(f"document.querySelectorAll('.log-table tbody tr').length > {before}")
+
+
+def test_the_last_minutes_are_drawn(console: Console) -> None:
+    console.view("Live")
+    console.page.until("document.querySelectorAll('.u-over').length >= 5")
+    console.fill("Show", "chat:base")
+    console.reads("ready", "[aria-label=Backends]")
+    console.check_layout()
+
+
 def test_hostile_answers_are_text(console: Console) -> None:
     ask(console, "hostile", HOSTILE)
     console.reads("Answered by")

@@ -36,10 +36,10 @@ export function chart(title, format, { height = HEIGHT, least = 0, draw = null }
       height,
       padding: [8, 8, 0, 0],
       cursor: { y: false, points: { size: 5 } },
-      legend: { show: series.length > 0 },
+      legend: { show: series.length > 0, markers: { width: 0, fill: (_, at) => colour(series[at - 1]?.colour ?? seriesColour(at - 1)) } },
       scales: { y: { range: (_, low, high) => range(low, high, least) } },
       axes: [
-        { ...axis, space: 70, values: (_, at) => at.map(clock) },
+        { ...axis, space: 70, values: (_, at) => at.map((time) => clock(time, at.at(-1) - at[0] < 300 ? 8 : 5)) },
         { ...axis, size: 58, space: 28, values: (_, at) => at.map(format) },
       ],
       series: [
@@ -91,7 +91,7 @@ function range(low, high, least) {
   return [least === null ? bottom - room : bottom, high + room];
 }
 
-const clock = (seconds) => new Date(seconds * 1000).toTimeString().slice(0, 5);
+const clock = (seconds, parts = 8) => new Date(seconds * 1000).toTimeString().slice(0, parts);
 const redrawAll = () => charts.forEach((each) => each.redraw());
 addEventListener("themechange", redrawAll);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
