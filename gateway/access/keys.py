@@ -135,20 +135,18 @@ class Keys:
             raise Forbidden(f"This key does not have the role '{role}'.")
         return key
 
-    def check_reset(self, headers: Mapping[str, str]) -> None:
-        """Pass a request with an admin key; where there are none, with any known key.
+    def check_reset(self, headers: Mapping[str, str]) -> str:
+        """The name of the key of a request: an admin key's; where there are none, any known key's, or "" without one.
 
         Raises:
             schemas.errors.Unauthorized: it has no key, or an unknown one.
             schemas.errors.Forbidden: its key is a client's, and there are admin keys.
         """
-        if self.has_admins:
-            self.check_admin(headers)
-        else:
-            self.check(headers)
+        key = self.check_admin(headers) if self.has_admins else self.check(headers)
+        return key.name if key is not None else ""
 
-    def check_admin(self, headers: Mapping[str, str]) -> None:
-        """Pass a request with an admin key.
+    def check_admin(self, headers: Mapping[str, str]) -> Key:
+        """The admin key of a request.
 
         Raises:
             schemas.errors.Unauthorized: it has no key, or an unknown one.
@@ -163,6 +161,7 @@ class Keys:
         key = self._known.get(digest_of(given))
         if key is None or key.expired or not key.may("admin"):
             raise Forbidden("This key may not change endpoints.")
+        return key
 
     def owner(self, headers: Mapping[str, str]) -> bytes:
         """A digest of the key in a request's headers, by which its answers are known; empty if no key is needed."""

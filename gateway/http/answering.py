@@ -155,6 +155,7 @@ class Responder:
     async def refuse(self, error: Exception) -> None:
         """Send an error with a status of its own."""
         failure = to_client_error(error, self._account.request_id)
+        self._account.message = failure.message
         request = self._account.request
         await self.reply(self.codec.error(failure, request if isinstance(request, Generate) else None), failure.kind)
 
@@ -266,6 +267,7 @@ class Responder:
             raise
         except Exception as error:  # the stream loop: too late for a status
             failure = to_client_error(error, self._account.request_id)
+            self._account.message = failure.message
             self._account.end(failure.kind)
             await self._write(encoder.fail(failure))
             if encoder.abort_after_error:

@@ -130,7 +130,7 @@ class RequestHandler:
             # The answer describes what is deployed after the change.
             if isinstance(request, Change):
                 account.stage, account.ignored = "manage", request.unknown
-                await service.manage(request)
+                await service.manage(request, by=account.key.name if account.key is not None else "")
                 await self._describe(call, body)
                 return None
             if isinstance(request, Reply):
@@ -155,6 +155,7 @@ class RequestHandler:
         service, account = self._service, self._account
         account.stage, account.request = "route", request
         router = service.router
+        account.from_console = CONSOLE_HEADER in call.headers
         account.plan = plan = router.plan(request, call.headers)
         account.ticket = ticket = await service.limit(account.key, plan, request)
         # A change of what is deployed has replaced the experiments, too. Nothing is awaited from here to the exposure.
@@ -165,7 +166,8 @@ class RequestHandler:
         if service.exporter is not None:
             account.version = service.catalog.cards[plan.targets[0].endpoint].version
         account.texts = {} if service.keeps_texts else None
-        if plan.has_experiment and CONSOLE_HEADER not in call.headers:
+        account.decoded = monotonic() - account.began
+        if plan.has_experiment and not account.from_console:
             account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         return plan
 
@@ -187,7 +189,7 @@ class RequestHandler:
         headers = decode_headers(self._scope["headers"])
         self._observer.trace(headers, self._scope, route.path)
         if route.kind == "manage":
-            service.keys.check_admin(headers)
+            self._account.key = service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
             self._account.key = service.keys.check(headers)
         # Before the body, too: under overload a refusal must cost little.
@@ -266,7 +268,7 @@ class RequestHandler:
         """
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
         # It is read anew, since a change may have been made meanwhile.
-        counted = self._shown(self._service.counted_catalog())
+        counted = self._shown(self._service.counts.joined(self._service.catalog))
         call = replace(call, catalog=replace(counted, default=call.catalog.default))
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -36,9 +38,15 @@ interval = 0.01
 
 [endpoints.chat]
 served_entities = [
-  {{ name = "base", backend = "s", model = "rich", traffic_percentage = 80, price = {{ prompt = 1, completion = 2 }} }},
-  {{ name = "candidate", backend = "s", model = "scripted", traffic_percentage = 20 }},
+  {{ name = "base", backend = "s", model = "rich", traffic_percentage = 60, price = {{ prompt = 1, completion = 2 }} }},
+  {{ name = "candidate", backend = "s", model = "scripted", traffic_percentage = 40 }},
 ]
+[endpoints.ramped]
+served_entities = [
+  {{ name = "old", backend = "s", model = "scripted" }},
+  {{ name = "new", backend = "s", model = "scripted", traffic_percentage = 0 }},
+]
+experiment = {{ ramp = {{ arm = "new", steps = [5, 50] }} }}
 [endpoints.echo]
 served_entities = [{{ name = "only", backend = "s", model = "echo" }}]
 [endpoints.hostile]
@@ -79,6 +87,28 @@ def console(opened: Console) -> Iterator[Console]:
 def fetched(url: str) -> Any:
     with urllib.request.urlopen(url) as answer:
         return json.load(answer)
+
+
+def post(url: str, body: dict[str, Any]) -> None:
+    head = {"content-type": "application/json"}
+    urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)).read()
+
+
+def split(url: str) -> dict[str, int]:
+    routes = fetched(f"{url}/api/2.0/serving-endpoints/chat")["config"]["traffic_config"]["routes"]
+    return {route["served_entity_name"]: route["traffic_percentage"] for route in routes}
+
+
+def log_in(console: Console, key: str) -> None:
+    console.click("Log in")
+    console.fill("API key", key)
+    console.click("Log in")
+    console.reads("Log out", ".who")
+
+
+def log_out(console: Console) -> None:
+    console.click("Log out")
+    console.reads("Log in", ".who")
 
 
 def ask(console: Console, endpoint: str, text: str) -> None:
@@ -144,6 +174,133 @@ def test_a_call_of_a_tool_is_shown_and_its_result_is_sent(console: Console) -> N
     console.reads("blue", ".message.tool")
     console.fill("Tools", "")
     console.click("Settings")
+
+
+def test_two_arms_are_asked_at_once_and_their_differences_marked(console: Console) -> None:
+    console.view("Compare")
+    console.fill("Endpoint A", "echo")
+    console.fill("Endpoint B", "hostile")
+    console.click("Add a column")
+    console.fill("Endpoint C", "failing")
+    console.fill("Question", HOSTILE.replace("click", "press"))
+    console.click("Ask all")
+    console.reads("Words as in A", ".column:nth-child(2)")
+    assert console.page.run(
+        "[...document.querySelectorAll('.column:nth-child(2) mark')].map((mark) => mark.textContent)"
+    ) == ["click"]
+    console.reads("200 The scripted backend", ".column:nth-child(3)")
+    console.check_layout()
+    console.click("Remove the column")
+    assert console.page.run("document.querySelectorAll('.column').length") == 2
+
+
+def test_one_question_is_asked_in_every_protocol(console: Console) -> None:
+    console.view("Protocols")
+    badges = "[...document.querySelectorAll('.protocol .badge')].map((badge) => badge.textContent)"
+    for endpoint, state in (("chat", "200 complete"), ("hostile", "200 complete"), ("failing", "failed in the stream")):
+        console.fill("Endpoint", endpoint)
+        console.click("Ask in every protocol")
+        console.page.until(f"{badges}.every((text) => text === {json.dumps(state)})")
+        if endpoint == "hostile":
+            texts = console.page.run("[...document.querySelectorAll('.assembled')].map((text) => text.textContent)")
+            assert texts == [HOSTILE] * 6
+    console.check_layout()
+    # What is copied is read by the languages themselves.
+    snippets = "import('/ui/protocols/snippets.js')"
+    request = "{ path: '/x', body: { a: [true, null, \"it's\"], b: 1.5 }, headers: { c: 'd' } }"
+    python = console.page.run(f"{snippets}.then(({{ SNIPPETS }}) => SNIPPETS.Python({request}, true))")
+    assert {"a": [True, None, "it's"], "b": 1.5} in [
+        ast.literal_eval(node.value)
+        for node in ast.parse(python).body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "body"
+    ]
+    curl = console.page.run(f"{snippets}.then(({{ SNIPPETS }}) => SNIPPETS.curl({request}, false))")
+    assert json.loads(shlex.split(curl)[-1]) == {"a": [True, None, "it's"], "b": 1.5}
+
+
+def test_an_experiment_is_seen_and_its_split_changed_and_undone(console: Console, url: str) -> None:
+    for number in range(400):
+        post(url, {"model": "chat", "user": f"user {number}", "messages": [{"role": "user", "content": "Hi"}]})
+    console.view("Experiments")
+    console.reads("keep collecting", ".metrics")
+    console.page.until("document.querySelectorAll('.bar-scale').length > 3")
+    assert console.page.run("document.querySelectorAll('.arm input:enabled').length") == 0
+    log_in(console, "root")
+    console.view("Experiments")
+    console.fill("Share of candidate", "45")
+    shares = "[...document.querySelectorAll('.arm output')].map((output) => output.textContent)"
+    assert console.page.run(shares) == ["55 %", "45 %"]
+    console.reads("Moves base from 60 % to 55 %, candidate from 40 % to 45 %. The figures", ".effect")
+    console.check_layout()
+    console.click("Apply")
+    console.reads("changed the split", "#view")
+    assert split(url) == {"base": 55, "candidate": 45}
+    console.page.until(f"{shares}.join() === '55 %,45 %'")
+    assert "400 requests since" in console.text()
+    console.click("Undo: back to base 60 %, candidate 40 %")
+    console.page.until(f"{shares}.join() === '60 %,40 %'")
+    assert split(url) == {"base": 60, "candidate": 40}
+    console.click("Begin the figures anew")
+    console.click("Yes: forget the figures of chat")
+    console.reads("0 requests since")
+    console.page.until("!!document.querySelector('#notices .notice')")
+    while console.page.run("document.querySelectorAll('#notices .notice').length"):
+        console.click("Dismiss")
+    log_out(console)
+
+
+def test_a_ramp_is_started_by_its_button(console: Console) -> None:
+    log_in(console, "root")
+    console.view("Experiments")
+    console.fill("Endpoint", "ramped")
+    console.reads("Ramp of new", "[aria-label=Ramp]")
+    console.page.until("document.querySelector('.steps .now')?.textContent === '5 %'")
+    console.click("Start the ramp")
+    console.click("Start: the arm begins without traffic, and the figures begin anew")
+    console.reads("started the ramp again")
+    console.click("Dismiss")
+    log_out(console)
+
+
+def test_shares_always_add_up_to_100(console: Console) -> None:
+    found = console.page.run(
+        "import('/ui/experiments/shares.js').then(({ moved }) => {"
+        "const wrong = []; let shares = [34, 33, 33];"
+        "for (let step = 0; step < 300; step += 1) {"
+        "  const [at, value] = [step % 3, (step * 37) % 101]; shares = moved(shares, at, value);"
+        "  if (shares.reduce((a, b) => a + b) !== 100 || shares[at] !== value "
+        "|| Math.min(...shares) < 0) wrong.push(shares);"
+        "} return [wrong, moved([100, 0], 0, 30), moved([100, 0, 0], 0, 0), moved([100], 0, 3)]; })"
+    )
+    assert found == [[], [30, 70], [0, 100, 0], [100]]
+
+
+def test_somebody_finds_why_a_request_failed(console: Console, url: str) -> None:
+    post(url, {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5})
+    ask(console, "failing", "Hi")
+    console.reads("The request failed.")
+    console.view("Requests")
+    console.fill("Outcome", "not ok")
+    console.fill("Endpoint", "failing")
+    console.page.until("document.querySelectorAll('.log-table tbody tr').length > 0")
+    console.page.run("document.querySelector('.log-table tbody button').click()")
+    console.reads("The scripted backend was configured to fail: error.", ".detail")
+    detail = console.text(".detail")
+    assert "while the backend's answer came" in detail
+    assert all(name in detail for name in ("Read and routed", "Wait and prompt", "Asked by", "the console"))
+    console.check_layout()
+    console.click("Close")
+    before = console.page.run("document.querySelectorAll('.log-table tbody tr').length")
+    post(url, {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5})
+    console.page.until(f"document.querySelectorAll('.log-table tbody tr').length > {before}")
+
+
+def test_the_last_minutes_are_drawn(console: Console) -> None:
+    console.view("Live")
+    console.page.until("document.querySelectorAll('.u-over').length >= 5")
+    console.fill("Show", "chat:base")
+    console.reads("ready", "[aria-label=Backends]")
+    console.check_layout()
 
 
 def test_hostile_answers_are_text(console: Console) -> None:

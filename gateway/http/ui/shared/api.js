@@ -66,5 +66,6 @@ export async function failure(answer) {
 export function errorText(body) {
   const error = body?.error;
   if (typeof error === "string") return error;
-  return error?.message ?? body?.message ?? body?.detail ?? "";
+  // Not Anthropic's `message_start`, whose `message` is an object.
+  return [error?.message, body?.message, body?.detail].find((each) => typeof each === "string") ?? "";
 }

@@ -8,6 +8,7 @@ const LONGEST_DELAY = 8000;
 const listeners = new Map(); // event -> set of functions
 let topics = [];
 let opened = null;
+let hidden = false; // whether the stream was closed because nobody sees the page
 
 /** Call `listener` with the parsed data of each event of a name; returns what ends that. */
 export function on(event, listener) {
@@ -38,6 +39,24 @@ export function stop() {
   opened?.abort();
   opened = null;
 }
+
+/** Close the stream while `work` runs, which needs the browser's six connections to a server. */
+export async function pausedFor(work) {
+  stop();
+  try {
+    return await work();
+  } finally {
+    restart();
+  }
+}
+
+// A page that nobody sees needs no stream, and many open tabs would take all connections of the browser to this server.
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    hidden = opened !== null;
+    stop();
+  } else if (hidden) restart();
+});
 
 async function run(signal) {
   let delay = FIRST_DELAY;
