@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from adapters.base import Call
@@ -72,26 +74,13 @@ def read_response(
     tools = read_tools(dialect, given.tools or ())
     # After the checks that need no storage.
     before = conversation_items(call, given.previous_response_id)
-    hints = {
-        "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
-        "metadata": given.metadata,
-        "service_tier": given.service_tier,
-        "safety_identifier": given.safety_identifier,
-        "prompt_cache_key": given.prompt_cache_key,
-    }
     # `top_logprobs` alone does not ask for them: the items have log-probabilities only if they are included.
     logprobs = _LOGPROBS in (given.include or ())
     return Generate(
         id=call.id,
         model=read_model(dialect, given.model, call),
         prompts=(_conversation(given, msgspec.convert(before, tuple[wire.Item, ...]), call),),
-        sampling=Sampling(
-            do_sample=True,
-            temperature=given.temperature,
-            top_p=SMALLEST_TOP_P if given.top_p == 0 else given.top_p,
-            presence_penalty=given.presence_penalty,
-            frequency_penalty=given.frequency_penalty,
-        ),
+        sampling=_sampling(given),
         stopping=Stopping(max_new_tokens=given.max_output_tokens),
         stream=bool(given.stream),
         stream_usage=True,
@@ -107,7 +96,7 @@ def read_response(
         user=given.safety_identifier or given.user,
         safety_identifier=given.safety_identifier,
         prompt_cache_key=given.prompt_cache_key,
-        hints={name: value for name, value in hints.items() if value is not None},
+        hints=_hints(given),
         extra=extra,
         unknown=extra.paths,
         origin=origin,
@@ -126,6 +115,28 @@ def read_count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, ca
     return Tokenize(
         id=request.id, model=request.model, prompt=request.prompts[0], tools=tools, unknown=extra.paths, origin=origin
     )
+
+
+def _sampling(given: wire.ResponseRequest) -> Sampling:
+    return Sampling(
+        do_sample=True,
+        temperature=given.temperature,
+        top_p=SMALLEST_TOP_P if given.top_p == 0 else given.top_p,
+        presence_penalty=given.presence_penalty,
+        frequency_penalty=given.frequency_penalty,
+    )
+
+
+def _hints(given: wire.ResponseRequest) -> dict[str, Any]:
+    """The fields for the upstream that the IR does not read."""
+    hints = {
+        "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
+        "metadata": given.metadata,
+        "service_tier": given.service_tier,
+        "safety_identifier": given.safety_identifier,
+        "prompt_cache_key": given.prompt_cache_key,
+    }
+    return {name: value for name, value in hints.items() if value is not None}
 
 
 def _stored_items(given: wire.ResponseRequest, before: Items, origin: Origin, call: Call) -> bytes | None:
