@@ -141,8 +141,8 @@ class ServerCodec(Protocol):
 
     routes: ClassVar[tuple[Route, ...]]
 
-    def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
-        """Decode a request.
+    def decode(self, route: Route, body: bytes, call: Call) -> Request | Change | Reply:
+        """Decode a request. One that asks for nothing that a model would do is answered by a `Reply`.
 
         Raises:
             schemas.errors.RequestError: the request is invalid.

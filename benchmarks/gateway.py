@@ -26,6 +26,7 @@ from pathlib import Path
 CONFIG = """
 [server]
 keys_env = "BENCH_KEY"
+limits = { max_requests_per_connection = 1000000 }
 [backends.scripted]
 kind = "scripted"
 [backends.scripted.scripts]

@@ -24,6 +24,7 @@ ROUNDS = 5
 CONFIG = """
 [server]
 keys_env = "BENCH_KEY"
+limits = {{ max_requests_per_connection = 1000000 }}
 [backends.far]
 kind = "openai"
 url = "http://127.0.0.1:{port}/v1"

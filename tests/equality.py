@@ -89,11 +89,13 @@ async def _stream(server: ServerCodec, request: Generate, backend: Backend) -> b
 
 
 def _fields(way: Way) -> tuple[str, ...]:
-    return ("model",) if way.protocol in ("openai", "anthropic") else ()
+    return ("model",) if way.protocol in ("openai", "anthropic", "ollama") else ()
 
 
 def _frames(data: bytes) -> list[Any]:
-    lines = [line.removeprefix(b"data:").strip() for line in data.split(b"\n") if line.startswith(b"data:")]
+    # Ollama's frames are lines.
+    marks = (b"data:", b"{")
+    lines = [line.removeprefix(b"data:").strip() for line in data.split(b"\n") if line.startswith(marks)]
     return [json.loads(line) for line in lines if line != b"[DONE]"]
 
 
@@ -201,6 +203,24 @@ def _read_tokens(usage: Any) -> int:
     return int(usage["input_tokens"] + usage["cache_read_input_tokens"])
 
 
+def _ollama_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_predict": ask.max_tokens}
+    options |= {"temperature": 0} if ask.temperature is None else {"temperature": ask.temperature, "seed": ask.seed}
+    asked = {"messages": [{"role": "user", "content": ask.prompt}]} if ask.chat else {"prompt": ask.prompt, "raw": True}
+    return {**asked, "options": options, "stream": stream}
+
+
+def _ollama_whole(answer: Any) -> Said:
+    return _ollama_stream([answer])
+
+
+def _ollama_stream(frames: list[Any]) -> Said:
+    last = frames[-1]
+    assert [frame["done"] for frame in frames] == [False] * (len(frames) - 1) + [True]
+    text = "".join(frame["message"]["content"] if "message" in frame else frame["response"] for frame in frames)
+    return Said(text, REASONS[last["done_reason"]], last["eval_count"], last["prompt_eval_count"])
+
+
 TRITON_OUTPUTS = {
     "return_finish_reason": True,
     "return_num_input_tokens": True,
@@ -268,6 +288,8 @@ WAYS: tuple[Way, ...] = (
         chat=True,
         seeds=False,
     ),
+    Way("ollama", "ollama", "/api/generate", _ollama_body, _ollama_whole, _ollama_stream),
+    Way("ollama", "ollama", "/api/chat", _ollama_body, _ollama_whole, _ollama_stream, chat=True),
     Way("triton", "triton", _GENERATE, _triton_body, _triton_whole, _triton_stream, stream_path=f"{_GENERATE}_stream"),
     Way(
         "triton",

@@ -135,27 +135,25 @@ class Keys:
             raise Forbidden(f"This key does not have the role '{role}'.")
         return key
 
-    def check_reset(self, headers: Mapping[str, str]) -> None:
-        """Pass a request with an admin key; where there are none, with any known key.
+    def check_reset(self, headers: Mapping[str, str]) -> str:
+        """The name of the key of a request: an admin key's; where there are none, any known key's, or "" without one.
 
         Raises:
             schemas.errors.Unauthorized: it has no key, or an unknown one.
             schemas.errors.Forbidden: its key is a client's, and there are admin keys.
         """
-        if self._has_admins:
-            self.check_admin(headers)
-        else:
-            self.check(headers)
+        key = self.check_admin(headers) if self.has_admins else self.check(headers)
+        return key.name if key is not None else ""
 
-    def check_admin(self, headers: Mapping[str, str]) -> None:
-        """Pass a request with an admin key.
+    def check_admin(self, headers: Mapping[str, str]) -> Key:
+        """The admin key of a request.
 
         Raises:
             schemas.errors.Unauthorized: it has no key, or an unknown one.
             schemas.errors.Forbidden: its key is a client's, or the server has no admin keys.
         """
         self.refresh()
-        if not self._has_admins:
+        if not self.has_admins:
             raise Forbidden("Endpoints cannot be changed here: the server has no admin keys.")
         given = given_key(headers)
         if self.required or not given:  # where none is required, an unknown key is a client's
@@ -163,6 +161,7 @@ class Keys:
         key = self._known.get(digest_of(given))
         if key is None or key.expired or not key.may("admin"):
             raise Forbidden("This key may not change endpoints.")
+        return key
 
     def owner(self, headers: Mapping[str, str]) -> bytes:
         """A digest of the key in a request's headers, by which its answers are known; empty if no key is needed."""
@@ -172,7 +171,8 @@ class Keys:
         self._known = {bytes.fromhex(key.digest): key for key in (*self._fixed, *keys)}
 
     @property
-    def _has_admins(self) -> bool:
+    def has_admins(self) -> bool:
+        """Whether any key may change endpoints."""
         return any(key.may("admin") for key in self._known.values())
 
 

@@ -52,6 +52,7 @@ class Limits(Section, frozen=True):
         header_timeout: from the connection's first byte, or from its beginning, to the end of the headers.
         write_stall: for which a client may take nothing of its answer; then its connection and its work are ended.
         max_connections: of one worker; at most half of the files that the process may open.
+        max_requests_per_connection: the last one's answer ends the connection.
         max_body: of a request's body.
         max_image_body: of a body with images as base64.
         body_idle: between two pieces of a body.
@@ -67,6 +68,7 @@ class Limits(Section, frozen=True):
     header_timeout: Seconds = 10.0
     write_stall: Seconds = 30.0
     max_connections: Count = 8192
+    max_requests_per_connection: Count = 1000
     max_body: Count = 16 * 1024 * 1024
     max_image_body: Count = 32 * 1024 * 1024
     body_idle: Seconds = 10.0

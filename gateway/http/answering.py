@@ -21,7 +21,7 @@ from adapters.fold import Fold
 from adapters.unknown_fields import ignored_header
 from backends.base import check, ignored_fields
 from gateway.config import TEXTLESS
-from gateway.errors import is_failover_eligible, to_client_error
+from gateway.errors import to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.http.recording import Recording
@@ -36,6 +36,7 @@ from schemas.errors import (
     Incomplete,
     ShuttingDown,
     UnsupportedFeature,
+    is_failover_eligible,
 )
 from schemas.ir import Events, Generate, Request, Usage
 
@@ -154,6 +155,7 @@ class Responder:
     async def refuse(self, error: Exception) -> None:
         """Send an error with a status of its own."""
         failure = to_client_error(error, self._account.request_id)
+        self._account.message = failure.message
         request = self._account.request
         await self.reply(self.codec.error(failure, request if isinstance(request, Generate) else None), failure.kind)
 
@@ -265,6 +267,7 @@ class Responder:
             raise
         except Exception as error:  # the stream loop: too late for a status
             failure = to_client_error(error, self._account.request_id)
+            self._account.message = failure.message
             self._account.end(failure.kind)
             await self._write(encoder.fail(failure))
             if encoder.abort_after_error:

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
-from adapters.base import Call
+from adapters.base import Call, Reply
 from backends.observation import OBSERVER
 from gateway.access.keys import KEY_HEADERS, given_key
 from gateway.http.accounting import RequestAccount
@@ -40,6 +40,8 @@ MODEL_HEADER = "x-gateway-model-name"
 
 TIMEOUT_HEADER = "x-request-timeout"
 """Seconds that a client waits for the beginning of its answer: what it no longer waits for is not begun."""
+CONSOLE_HEADER = "x-interlingua-console"
+"""Marks requests of the console, which are trials: they count in no experiment, and no shadow gets copies."""
 _LARGE = 1 << 20
 """Bytes of a body from which it is decoded in a thread: the event loop would stand still for milliseconds."""
 
@@ -128,8 +130,11 @@ class RequestHandler:
             # The answer describes what is deployed after the change.
             if isinstance(request, Change):
                 account.stage, account.ignored = "manage", request.unknown
-                await service.manage(request)
+                await service.manage(request, by=account.key.name if account.key is not None else "")
                 await self._describe(call, body)
+                return None
+            if isinstance(request, Reply):
+                await responder.reply(request)
                 return None
             if self._owner is not None and isinstance(request, Generate | Embed | Relay):
                 request = replace(request, flow=self._owner)
@@ -150,6 +155,7 @@ class RequestHandler:
         service, account = self._service, self._account
         account.stage, account.request = "route", request
         router = service.router
+        account.from_console = CONSOLE_HEADER in call.headers
         account.plan = plan = router.plan(request, call.headers)
         account.ticket = ticket = await service.limit(account.key, plan, request)
         # A change of what is deployed has replaced the experiments, too. Nothing is awaited from here to the exposure.
@@ -160,7 +166,8 @@ class RequestHandler:
         if service.exporter is not None:
             account.version = service.catalog.cards[plan.targets[0].endpoint].version
         account.texts = {} if service.keeps_texts else None
-        if plan.has_experiment:
+        account.decoded = monotonic() - account.began
+        if plan.has_experiment and not account.from_console:
             account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         return plan
 
@@ -182,7 +189,7 @@ class RequestHandler:
         headers = decode_headers(self._scope["headers"])
         self._observer.trace(headers, self._scope, route.path)
         if route.kind == "manage":
-            service.keys.check_admin(headers)
+            self._account.key = service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
             self._account.key = service.keys.check(headers)
         # Before the body, too: under overload a refusal must cost little.
@@ -232,7 +239,7 @@ class RequestHandler:
             self._account.time_allowed = _seconds(given)
         self._account.cache_control = headers.get("cache-control", "")
 
-    async def _decode(self, call: Call, body: bytes) -> Request | Change:
+    async def _decode(self, call: Call, body: bytes) -> Request | Change | Reply:
         """What the body asks for.
 
         Raises:
@@ -261,7 +268,7 @@ class RequestHandler:
         """
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
         # It is read anew, since a change may have been made meanwhile.
-        counted = self._shown(self._service.counted_catalog())
+        counted = self._shown(self._service.counts.joined(self._service.catalog))
         call = replace(call, catalog=replace(counted, default=call.catalog.default))
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 

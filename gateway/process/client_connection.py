@@ -57,6 +57,7 @@ class ClientConnection(HttpToolsProtocol):
         self._left: int | Framing | None = None  # of the body that is being read; None between messages
         # For a head to begin or to be complete, the rest of a body, or an answer with too many requests behind it.
         self._waits_since = self.loop.time()
+        self._requests = 0
         self._gives_up = False  # later requests
         self._tail = b""  # the last bytes of a chunked body that the parser got
         self._between_data = 0
@@ -104,6 +105,9 @@ class ClientConnection(HttpToolsProtocol):
         super().on_headers_complete()
         # The request has the list of its headers by now; trailers go to another one, which nobody reads.
         self.headers = []
+        self._requests += 1
+        if self._requests >= self._limits.max_requests_per_connection:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Pass on a piece of the body."""
@@ -113,6 +117,8 @@ class ClientConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """End the request's body."""
         self._left = None
+        if self._requests >= self._limits.max_requests_per_connection:
+            self._gives_up = True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -164,11 +170,10 @@ class ClientConnection(HttpToolsProtocol):
 
     def _give_up_later_requests(self) -> None:
         """End the connection with the present answer, and read on until then, to learn whether the client leaves."""
-        # RFC 9112, section 9.3.2: a client repeats what it has sent in a row and got no answer for.
         self._on_refused("pipelining")
         self._gives_up, self.cycle.keep_alive = True, False
-        self._input = b""
         self.flow.hold(False)
+        self._parse()
 
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -183,6 +188,10 @@ class ClientConnection(HttpToolsProtocol):
     def _parse(self) -> None:
         """Give the parser what it may have of the input."""
         while self._input and not self.transport.is_closing():
+            if self._gives_up:
+                # Behind the last request. RFC 9112, section 9.3.2: the client repeats what got no answer.
+                self._input = b""
+                return
             if self._left is None and self._is_answering():
                 # The next request. It waits here as bytes, and if there are many, in the client's own buffers.
                 if len(self._input) > _MOST_AHEAD and not self.flow.held:

@@ -127,6 +127,17 @@ CLIENTS = {
             "reasoning": {},
         },
     ),
+    "Ollama": Client(
+        "/api/chat",
+        {"messages": HI, "stream": False},
+        {
+            "tools": _openai_tool(),
+            "structured output": {"format": SCHEMA},
+            "images": {"messages": [{"role": "user", "content": "Hello there", "images": ["iVBORw0KGgo="]}]},
+            "reasoning": {},
+            "logprobs": {"logprobs": True},
+        },
+    ),
     "TGI": Client(
         "/generate",
         {"inputs": "Hello there", "parameters": {"max_new_tokens": 50}},
@@ -141,6 +152,8 @@ CLIENTS = {
         {"logprobs": {"parameters": {"max_tokens": 50, "logprobs": 0}}},
     ),
 }
+_EMBED_PATHS = {"OpenAI chat": "/v1/embeddings", "Databricks": None, "Ollama": "/api/embed"}
+"""The clients that embed texts, and the path where they do; None: the path of chats."""
 _STREAM_PATHS = {"/generate": "/generate_stream", "/v2/models/{model}/generate": "/v2/models/{model}/generate_stream"}
 
 UPSTREAMS: dict[str, Body] = {
@@ -149,6 +162,7 @@ UPSTREAMS: dict[str, Body] = {
     "`databricks`": {"kind": "databricks", "url": ""},
     "`anthropic`": {"kind": "anthropic", "url": ""},
     '`anthropic`, `raw_text = "as_chat"`': {"kind": "anthropic", "url": "", "raw_text": "as_chat"},
+    "`ollama`": {"kind": "ollama", "url": ""},
     "`tgi`": {"kind": "tgi", "url": ""},
     "`tgi-0.9`": {"kind": "tgi-0.9", "url": "/old"},
     "`tgi-0.9` with a chat template": {"kind": "tgi-0.9", "url": "/old", "chat_template": TEMPLATE},
@@ -293,9 +307,9 @@ async def _cell(
 async def _ask(client: httpx.AsyncClient, name: str, model: str, column: str) -> httpx.Response | None:
     path, body, adds = CLIENTS[name]
     if column == "embeddings":
-        if name not in ("OpenAI chat", "Databricks"):
+        if name not in _EMBED_PATHS:
             return None
-        path, body = ("/v1/embeddings" if name == "OpenAI chat" else path), {"input": "Hello there"}
+        path, body = _EMBED_PATHS[name] or path, {"input": "Hello there"}
     elif column == "streamed":
         path, body = _STREAM_PATHS.get(path, path), body | ({} if path in _STREAM_PATHS else {"stream": True})
     elif column != "whole":
@@ -310,6 +324,8 @@ async def _ask(client: httpx.AsyncClient, name: str, model: str, column: str) ->
 def read(reply: httpx.Response) -> Answer:
     """What an answer says: the strings and lists at the places of all protocols, streamed or not."""
     streamed = reply.headers["content-type"].startswith("text/event-stream")
+    if reply.headers["content-type"] == "application/x-ndjson":
+        return _read_all([json.loads(line) for line in reply.text.splitlines()])
     if not streamed:
         return _read_all([reply.json()])
     data = [line[5:].strip() for line in reply.text.splitlines() if line.startswith("data:")]
@@ -325,7 +341,7 @@ def _read_all(parts: list[Any]) -> Answer:
             continue
         for place, value in _places(part):
             match place:
-                case "text" | "content" | "text_output" | "generated_text" if isinstance(value, str):
+                case "text" | "content" | "response" | "text_output" | "generated_text" if isinstance(value, str):
                     text = value if place == "generated_text" else text + value
                 case "thinking" | "reasoning_content" if isinstance(value, str):
                     reasoning += value
@@ -333,8 +349,10 @@ def _read_all(parts: list[Any]) -> Answer:
                     logprobs = logprobs or bool(value)
                 case "embedding" if isinstance(value, list):
                     vectors += 1
+                case "embeddings":
+                    vectors += len(value)
                 case "arguments":
-                    calls.append(("f", json.loads(value)))
+                    calls.append(("f", json.loads(value) if isinstance(value, str) else value))
                 case "input" if isinstance(value, dict):
                     calls.append(("f", value))
     return Answer(text, reasoning, tuple(calls), logprobs, vectors)

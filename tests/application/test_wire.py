@@ -66,6 +66,7 @@ KEYS = {
     "openai": {"error"},
     "triton": {"error"},
     "anthropic": {"type", "error"},
+    "ollama": {"error"},
 }
 
 
@@ -143,6 +144,9 @@ def question(protocol: str, route: Route, model: str, stream: bool) -> dict[str,
     """The body of a whole or streamed request; None if the route does not serve it."""
     if route.kind != "generate" or route.path.endswith("/infer"):
         return None
+    if protocol == "ollama":
+        asked = {"prompt": "x"} if route.name == "generate" else {"messages": [{"role": "user", "content": "x"}]}
+        return asked | {"model": model, "stream": stream}
     if "/generate" in route.path:
         body: dict[str, Any] = {"inputs": "x"} if protocol == "tgi" else {"id": "a", "text_input": "x"}
         return body if stream == route.path.endswith("_stream") else None
@@ -176,6 +180,8 @@ async def test_failures_before_and_after_the_first_event(spoken: tuple[str, str]
             began = stream and model == "error-after-2"
             assert answer.status_code in ({200} if began else {424, 500, 502, 503}), (route.name, answer.text)
             last = answer.text.removesuffix("data: [DONE]\n\n").rsplit("data:", 1)[-1]
+            if protocol == "ollama":
+                last = answer.text.splitlines()[-1]
             error = json.loads(last)
             assert {"error", "error_code"} & set(error.get("response", error)), answer.text
     assert seen

@@ -27,6 +27,7 @@ KINDS = {
     "mindie-triton": kinds.mindie_triton,
     "databricks": kinds.databricks,
     "anthropic": kinds.anthropic,
+    "ollama": kinds.ollama,
 }
 MOUNTED = {
     "openai": "/v1",
@@ -80,12 +81,13 @@ async def _record(kind: str, *, stream: bool) -> bytes:
 
 def frames(body: bytes) -> list[bytes]:
     """The events of a stream, as bytes."""
-    return re.findall(rb".*?\n\n", body, re.DOTALL)
+    # Ollama's are lines of JSON.
+    return re.findall(rb"\{[^\n]*\n|.*?\n\n", body, re.DOTALL)
 
 
 def is_end(frame: bytes) -> bool:
     """Whether an event holds a finish reason, in the protocol of any kind."""
-    return re.search(rb'"(finish|stop)_reason": ?"(?!None")', frame) is not None
+    return re.search(rb'"(finish|stop|done)_reason": ?"(?!None")', frame) is not None
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"model": "chat", "prompt": SECRET}),
     "responses": ("/v1/responses", {"model": "chat", "input": SECRET}),
     "anthropic": ("/v1/messages", {"model": "chat", "messages": MESSAGES, "max_tokens": 99}),
+    "ollama": ("/api/chat", {"model": "chat", "messages": MESSAGES, "stream": False}),
     "tgi": ("/generate", {"inputs": SECRET}),
     "tgi compat": ("/", {"inputs": SECRET}),
     "triton": ("/v2/models/chat/generate", {"text_input": SECRET}),

@@ -8,6 +8,7 @@ import json
 import socket
 import struct
 
+import httpx
 import pytest
 from litestar import Litestar
 
@@ -151,6 +152,37 @@ async def test_too_many_requests_behind_a_slow_one_are_given_up_and_its_answer_i
     assert b"\r\nconnection: close" in head
     assert json.loads(body)["usage"]["completion_tokens"] == 8
     assert b'\ngw_refused_total{reason="pipelining"} 1' in metrics
+
+
+@pytest.mark.parametrize("behind", [b"", GET * 20_000, b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Le"])
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_the_last_request_of_a_connection_is_answered_whole_and_says_so(chunked: bool, behind: bytes) -> None:
+    app, _ = scripted("echo", server=limits(max_requests_per_connection=3))
+    size = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+    if not chunked:
+        size = b"Content-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
+    last = b"POST %b HTTP/1.1\r\nHost: localhost\r\n%b" % (CHAT.encode(), size)
+    async with listening(app) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET * 2 + last[:-9])
+        await writer.drain()
+        writer.write(last[-9:] + behind)
+        answers = await asyncio.wait_for(reader.read(), 60)
+        writer.close()
+        await writer.wait_closed()
+    assert answers.count(b"HTTP/1.1 ") == answers.count(b"HTTP/1.1 200 ") == 3
+    assert answers.count(b"\r\nconnection: close\r\n") == 1
+    head, _, body = answers[answers.rindex(b"HTTP/1.1 200 ") :].partition(b"\r\n\r\n")
+    assert b"\r\nconnection: close" in head
+    assert json.loads(body)["choices"][0]["finish_reason"] == "stop"
+
+
+async def test_clients_connect_again_after_the_last_request_of_a_connection() -> None:
+    app, _ = scripted("echo", server=limits(max_requests_per_connection=2))
+    async with listening(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        answers = [await client.post(CHAT, content=BODY) for _ in range(7)]
+    assert [answer.status_code for answer in answers] == [200] * 7
+    assert [answer.headers.get("connection") for answer in answers] == [None, "close"] * 3 + [None]
 
 
 def chat(model: str, **fields: int) -> bytes:

@@ -37,7 +37,8 @@ def test_every_route_of_every_protocol_is_in_it(made: dict[str, Any]) -> None:
         described = operation(made, route)
         assert protocol in described["tags"]
         assert ("requestBody" in described) == (route.body is not None)
-        assert ("text/event-stream" in described["responses"]["200"]["content"]) == route.streams
+        stream = "application/x-ndjson" if protocol == "ollama" else "text/event-stream"
+        assert (stream in described["responses"]["200"]["content"]) == route.streams
         named = [parameter["name"] for parameter in described.get("parameters", ()) if parameter["in"] == "path"]
         assert named == re.findall(r"{(\w+)", route.path)
 
