@@ -14,6 +14,7 @@ import msgspec
 
 from adapters import anthropic as _anthropic
 from adapters import databricks as _databricks
+from adapters import gemini as _gemini
 from adapters import ollama as _ollama
 from adapters import openai as _openai
 from adapters import tgi as _tgi
@@ -189,6 +190,18 @@ _OLLAMA = frozenset(
         Feature.SUFFIX,
     }
 )
+# One conversation for each request, and no raw text.
+_GEMINI = frozenset(
+    {
+        Feature.CHAT,
+        Feature.TOOLS,
+        Feature.IMAGES,
+        Feature.GRAMMAR,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.TRUNCATION,
+    }
+)
 
 
 def _openai_at_v1(dialect: str, model: str | None = None) -> RemoteProtocol:
@@ -212,6 +225,7 @@ mindie_triton = Kind(
     _MINDIE,
     "/v2/health/ready",
 )
+gemini = Kind((RemoteProtocol(_gemini.ADAPTER, "gemini"),), _GEMINI, "/models", embeddings=True, raw_text=False)
 ollama = Kind((RemoteProtocol(_ollama.ADAPTER, "ollama"),), _OLLAMA, "/api/version", embeddings=True)
 anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models", raw_text=False)
 databricks = Kind(

@@ -119,7 +119,7 @@ class RequestHandler:
             if read is None:
                 return None
             call, body = read
-            if self._operation.variant is not None:
+            if self._operation.variants:
                 self._choose(self._operation.for_body(body))
             if self._operation.route.kind == "describe":
                 account.stage = "describe"

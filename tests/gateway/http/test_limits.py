@@ -63,6 +63,11 @@ LIMITED: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         {"anthropic-ratelimit-requests-limit": "1", "anthropic-ratelimit-requests-remaining": "0"},
     ),
     "databricks": ("/serving-endpoints/chat/invocations", {"messages": MESSAGES}, {"x-ratelimit-limit-requests": "1"}),
+    "gemini": (
+        "/v1beta/models/chat:generateContent",
+        {"contents": [{"parts": [{"text": "Hi"}]}]},
+        {"x-ratelimit-limit-requests": "1"},
+    ),
     "ollama": ("/api/chat", {"model": "chat", "messages": MESSAGES}, {"x-ratelimit-limit-requests": "1"}),
     "tgi": ("/generate", {"inputs": "Hi"}, {"x-ratelimit-limit-requests": "1"}),
     "triton": ("/v2/models/chat/generate", {"text_input": "Hi"}, {"x-ratelimit-limit-requests": "1"}),
