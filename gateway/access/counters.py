@@ -131,7 +131,11 @@ class CounterTable:
 
     def correct(self, name: Name, span: Span, tick: int, change: float) -> None:
         """Change what was added to a name's count at a tick."""
-        numbers, row = self._numbers, self.row(name, span)
+        numbers, names = self._numbers, self._names
+        low, high = name
+        row = low % self._rows * _ROW  # as in `take`
+        if names[row] != low or names[row + 1] != high:
+            row = self.row(name, span)
         if numbers[row + _UNTIL] != span.until:
             self.total(row, span)
         if span.tick - tick >= span.counts:

@@ -76,10 +76,9 @@ class LocalLimiter:
         """Count a request's end."""
         if ticket.running:
             self._leave_running(ticket.running)
-        if not ticket.charged:
-            return
-        self._corrections += corrections(ticket, tokens, cost)
-        if self._corrections and self._timer is None:
+        if ticket.charged:
+            self._corrections += corrections(ticket, tokens, cost)
+        if self._timer is None and self._corrections:
             self._timer = asyncio.get_running_loop().call_later(_LATEST, self._settle)
 
     def _settle(self) -> None:
