@@ -67,7 +67,7 @@ def _excluded(sides: Sides, rate: bool, d: float, alpha: float) -> Array:
             found: Array = np.square(value[1] - value[0] - d) > each.sum(axis=0) * limit
         else:
             iid = value * (1 - value) / count
-            sizes = count / np.maximum(1, np.where(iid > 0, variance / iid, 1.0).max(axis=0))
+            sizes = count / _design_effect(variance, iid, count)
             limit = _boundary(n, alpha, _freedom(1 / sizes, clusters))
             # The evidence is at most twice the chi-squared distance to any pair of rates that differ by d, which is
             # cheaper, so only looks at which that reaches the limit are computed.
@@ -79,6 +79,15 @@ def _excluded(sides: Sides, rate: bool, d: float, alpha: float) -> Array:
             exact = deviance(places, (value[0, near], value[1, near]), (sizes[0, near], sizes[1, near]))
             found[near] = exact > limit[near]
     return found & np.isfinite(variance).all(axis=0)
+
+
+def _design_effect(variance: Array, independent: Array, count: Array) -> Array:
+    """`confidence.design_effect`, over looks."""
+    seen = independent > 0
+    of_difference = (variance * seen).sum(axis=0) / independent.sum(axis=0)
+    ratios = np.where(seen, count * variance / independent, 0.0).sum(axis=0) / (count * seen).sum(axis=0)
+    found: Array = np.where(seen.any(axis=0), np.maximum(1, np.maximum(of_difference, ratios)), 1.0)
+    return found
 
 
 def _distance(observed: Array, sizes: Array, rates: Array) -> Array:

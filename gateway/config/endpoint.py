@@ -101,7 +101,7 @@ class MetricGuardrail(Section, frozen=True):
     """Stops an arm that is, with confidence, worse than the first by more than `worse_than` by a metric.
 
     Attributes:
-        metric: its name; it has a better direction.
+        metric: its name; it has a better direction. Or `cost`: of a request's tokens, at the prices of the arms.
         worse_than: of rates (`refused`, `abandoned`, ...) in absolute terms, else a share of the first arm's mean or
             quantile.
         quantile: of a time: compare this instead of the mean.

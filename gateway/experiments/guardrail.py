@@ -7,8 +7,8 @@ from math import expm1, pi
 
 import numpy as np
 
-from gateway.config import Endpoint, MetricGuardrail
-from gateway.experiments.metrics import TIMES, Metric
+from gateway.config import Endpoint, MetricGuardrail, Price
+from gateway.experiments.metrics import COST, TIMES, Metric
 from gateway.experiments.report import SplitSums, arm_alpha
 from gateway.experiments.statistics.comparison import compare_quantiles, interval, means, row_of
 from gateway.experiments.statistics.confidence import Array, Mean
@@ -52,9 +52,11 @@ def broken(
         if guardrail is not None and _fails_more(rows, arm, metrics, guardrail.worse_than, 2 * alpha):
             found[entity.name] = "success"
         for other in others:
-            metric = by_name[other.metric]
+            metric = by_name.get(other.metric, COST)
             if other.quantile is not None:
                 least = _least_quantile(splits, rows, arm, metrics, other, alpha)
+            elif metric is COST:
+                least = _worse(metric, *means(_costs(endpoint, metrics, rows), arm, 0), alpha)
             else:
                 least = _worse(metric, *means(rows, arm, row_of(metrics, metric)), alpha)
             if least > other.worse_than:
@@ -74,6 +76,17 @@ def _fails_more(rows: Array, arm: int, metrics: Sequence[Metric], worse_than: fl
     if fails_more(rows[-1, 0, row], rows[-1, arm, row], worse_than, EARLY * share * alpha):
         return True
     return _worse(success, *means(rows, arm, row), (1 - EARLY) * alpha) > worse_than
+
+
+def _costs(endpoint: Endpoint, metrics: Sequence[Metric], rows: Array) -> Array:
+    """The row of the cost of requests: [splits, arms, 1, (count, sum), buckets]; `rows` are the counters'."""
+    prices = [arm.price or Price() for arm in endpoint.served_entities]  # a shadow has no requests of its own
+    by_name = {metric.name: row_of(metrics, metric) for metric in metrics}
+    prompt, completion = (rows[:, :, by_name[name]] for name in ("prompt_tokens", "completion_tokens"))
+    each = np.array([(price.prompt, price.completion) for price in prices]).T[:, None, :, None]
+    spent = each[0] * prompt[:, :, 1] + each[1] * completion[:, :, 1]
+    # Both kinds of tokens are counted of the same requests.
+    return np.stack((prompt[:, :, 0], spent), axis=2)[:, :, None]
 
 
 def _least_quantile(

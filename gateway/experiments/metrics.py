@@ -49,6 +49,11 @@ Each counts for the arm that the request was assigned to (intention to treat):
   lasted at least until the client left. The times between tokens are of streams only.
 """
 
+COST = Metric("cost", "lower")
+"""What the tokens of a request cost at its arm's prices, without discounts for cached ones. For guardrails only: it
+follows from what is counted of tokens.
+"""
+
 TIMES = tuple(metric.name for metric in METRICS if metric.kind == "time")
 """The names of the times, in the order of the rows of their logarithms and of their histograms. The logarithms are
 rows of the counters between the compared metrics and the pair metrics; the histograms are [arms, `TIMES`, bins].
@@ -117,14 +122,18 @@ def wrong_metrics(endpoint: Endpoint) -> str | None:
     settings = endpoint.experiment
     known = {metric.name: metric for metric in metrics_of(endpoint) if metric.better is not None}
     named = [("primary", name) for name in settings.primary]
-    named += [("guardrails", guardrail.metric) for guardrail in settings.guardrails]
+    named += [("guardrails", guardrail.metric) for guardrail in settings.guardrails if guardrail.metric != COST.name]
     named += [("ramp", name) for name in (settings.ramp.metrics if settings.ramp is not None else ())]
     for key, name in named:
         if name not in known:
             names = ", ".join(known)
             return f".experiment.{key}: there is no metric '{name}' with a better direction; there are {names}"
     for guardrail in settings.guardrails:
-        if guardrail.quantile is not None and known[guardrail.metric].kind != "time":
+        if guardrail.quantile is not None and guardrail.metric not in TIMES:
             times = ", ".join(TIMES)
             return f".experiment.guardrails: '{guardrail.metric}' has no quantiles; {times} have"
+        if guardrail.metric == COST.name and COST.name not in known:
+            free = [arm.name for arm in endpoint.served_entities if arm.price is None and arm.shadow is None]
+            if free:
+                return f".experiment.guardrails: 'cost' needs the price of '{free[0]}' (served_entities, price)"
     return None

@@ -31,7 +31,7 @@ from gateway.experiments.statistics.power import requests_needed
 
 Decision = Literal["better", "worse", "higher", "lower", "no difference", "keep collecting"]
 
-_PRIMARY, _DIRECTED, _REST = 0.6, 0.35, 0.05
+_PRIMARY, _DIRECTED, _REST = 0.7, 0.27, 0.03
 """Of alpha: for the primary metrics, for the others that can be better or worse, and for those that can only be higher
 or lower. The metrics of a group share it equally.
 """

@@ -197,11 +197,18 @@ def _evidence_of(control: Mean, other: Mean, alpha: float) -> tuple[tuple[float,
 
 
 def design_effect(control: Mean, other: Mean) -> float:
-    """How many requests are worth one independent request, for rates: the larger of both arms, and at least 1."""
-    found = [
-        arm.variance * arm.requests / (arm.value * (1 - arm.value)) for arm in (control, other) if 0 < arm.value < 1
-    ]
-    return max([1.0, *found])
+    """How many requests are worth one independent request, for rates; at least 1.
+
+    The larger of two means over the arms: by the variance of the difference, where the smaller arm counts most, and by
+    requests, where the larger one does. The larger of the arms' own would be too large by chance: each is estimated.
+    """
+    seen = [arm for arm in (control, other) if 0 < arm.value < 1]
+    if not seen:
+        return 1.0
+    independent = [arm.value * (1 - arm.value) / arm.requests for arm in seen]
+    of_difference = sum(arm.variance for arm in seen) / sum(independent)
+    ratios = [arm.requests * arm.variance / each for arm, each in zip(seen, independent, strict=True)]
+    return max(1.0, of_difference, sum(ratios) / sum(arm.requests for arm in seen))
 
 
 def deviance(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from gateway.config import Endpoint, Experiment, MetricGuardrail, Ramp, ServedEntity
+from gateway.config import Endpoint, Experiment, MetricGuardrail, Price, Ramp, ServedEntity
 from gateway.experiments.metrics import metrics_of, wrong_metrics
 
 ARMS = tuple(ServedEntity(name=name, backend="s", traffic_percentage=50) for name in "ab")
@@ -27,6 +28,15 @@ def test_metrics_without_a_better_direction_decide_nothing(metric: str) -> None:
 def test_only_times_have_quantiles(metric: str, wrong: bool) -> None:
     settings = Experiment(guardrails=(MetricGuardrail(metric=metric, worse_than=0.1, quantile="p95"),))
     assert (wrong_metrics(Endpoint(served_entities=ARMS, experiment=settings)) is not None) == wrong
+
+
+def test_a_guardrail_on_the_cost_needs_the_prices_of_all_arms() -> None:
+    settings = Experiment(guardrails=(MetricGuardrail(metric="cost", worse_than=0.1),))
+    priced = tuple(replace(arm, price=Price(prompt=1.0)) for arm in ARMS)
+    assert wrong_metrics(Endpoint(served_entities=priced, experiment=settings)) is None
+    found = wrong_metrics(Endpoint(served_entities=(priced[0], ARMS[1]), experiment=settings))
+    assert found is not None
+    assert "the price of 'b'" in found
 
 
 def test_feedback_metrics_come_last() -> None:

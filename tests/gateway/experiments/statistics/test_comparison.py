@@ -27,9 +27,9 @@ def test_alpha_is_shared_by_all_metrics() -> None:
     metrics = (*METRICS, Metric("liked", "higher"))
     alphas = metric_alphas(metrics, ("success", "latency"), ALPHA)
     assert sum(alphas.values()) == pytest.approx(ALPHA)
-    assert alphas["success"] == alphas["latency"] == pytest.approx(0.3 * ALPHA)
+    assert alphas["success"] == alphas["latency"] == pytest.approx(0.35 * ALPHA)
     assert alphas["success"] > alphas["liked"] == alphas["refused"] > alphas["prompt_tokens"] > 0
-    assert metric_alphas(metrics, ("liked",), ALPHA)["liked"] == pytest.approx(0.6 * ALPHA)
+    assert metric_alphas(metrics, ("liked",), ALPHA)["liked"] == pytest.approx(0.7 * ALPHA)
 
 
 @pytest.mark.parametrize(
