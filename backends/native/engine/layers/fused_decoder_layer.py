@@ -55,7 +55,7 @@ _LAYER = {
 class _Layer(ctypes.Structure):
     """A layer's weights and sizes: `Layer` of `src/fused_decoder_layer.cpp`."""
 
-    _fields_ = tuple((name, kind) for names, kind in _LAYER.items() for name in names.split())  # type: ignore[misc]
+    _fields_ = tuple((name, kind) for names, kind in _LAYER.items() for name in names.split())
 
 
 class FusedDecoderLayer(nn.Module):

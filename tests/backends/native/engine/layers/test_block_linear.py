@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,12 @@ def test_rows_of_another_width_or_dtype_are_refused(rows: torch.Tensor) -> None:
 
 def test_no_rows_give_no_products() -> None:
     assert layer()(torch.zeros(0, 256)).shape == (0, 48)
+
+
+def test_a_copy_has_the_same_weights() -> None:
+    linear = layer()
+    rows = torch.randn(2, 256, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(copy.deepcopy(nn.Sequential(linear))(rows), linear(rows))
 
 
 def test_layers_are_joined_if_all_or_none_have_a_bias() -> None:
