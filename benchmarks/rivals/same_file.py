@@ -1,7 +1,7 @@
 """This engine and llama-server over one GGUF file with trained weights.
 
-llama.cpp multiplies the file's blocks as they are, by activations that it rounds to 8 bits. This engine expands the
-weights when it loads them, so it is measured in each of its dtypes.
+llama.cpp multiplies the file's blocks as they are, by activations that it rounds to 8 bits. This engine multiplies them
+by exact activations, or expands the weights when it loads them; it is measured with blocks and in each of its dtypes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,12 @@ def compare(model: str, binary: Path, table: Table, threads: int, folder: Path) 
     file = Path(Path(checkpoint, WEIGHTS).read_text())
     plain = load(checkpoint, "float32").model
     reduced = load(checkpoint, "bfloat16").model
-    ours = {"float32": interlingua(as_served(plain)), "bfloat16": interlingua(as_served(reduced))}
+    blocks = load(checkpoint, "float32", keep=True).model
+    ours = {
+        "blocks": interlingua(as_served(blocks)),
+        "float32": interlingua(as_served(plain)),
+        "bfloat16": interlingua(as_served(reduced)),
+    }
     ours |= {name: interlingua(as_served(reduced, bits)) for name, bits in BITS.items()}
     log = folder / f"{LLAMA}.log"
     sizes = {"threads": threads, "tokens": KV_TOKENS, "step_tokens": STEP_TOKENS}

@@ -92,6 +92,10 @@ class BlockProduct:
         fields = [field for part in parts for field in (part.bytes.data_ptr(), part.kind, part.outputs)]
         self._described = (ctypes.c_long * len(fields))(*fields)
 
+    def __deepcopy__(self, _: object) -> BlockProduct:
+        """The same: nothing changes after it was made, and a copied description would point into this one's memory."""
+        return self
+
     @property
     def address(self) -> int:
         """Where the compiled code finds the parts, of which there are `len(parts)`."""

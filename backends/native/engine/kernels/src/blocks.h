@@ -52,12 +52,20 @@ inline i32x16 signed_byte(const uint8_t* block, long index) {
 inline f32x16 to_float(i32x16 numbers) { return __builtin_convertvector(numbers, f32x16); }
 
 // The float16 at bytes `index` and `index` + 1 of each lane's block.
+#ifdef __AVX512F__
+inline f32x16 half(const uint8_t* block, long index) {
+  const __m256i lower = _mm256_cvtepu8_epi16((__m128i)load_bytes(block + index * LANES));
+  const __m256i upper = _mm256_cvtepu8_epi16((__m128i)load_bytes(block + (index + 1) * LANES));
+  return (f32x16)_mm512_cvtph_ps(_mm256_or_si256(lower, _mm256_slli_epi16(upper, 8)));
+}
+#else
 inline f32x16 half(const uint8_t* block, long index) {
   const i32x16 bits = byte(block, index) | byte(block, index + 1) << 8, sign = (bits & 0x8000) << 16;
   // The exponent moves from a bias of 15 to one of 127 by a product, which is right for subnormal numbers, too.
   const f32x16 size = (f32x16)((bits & 0x7fff) << 13) * 0x1p112f;
   return (f32x16)((i32x16)size | sign);
 }
+#endif
 
 // first + step * the bits of `numbers` that MASK, 2^n - 1 <= 15, names; the product and the sum are exact.
 template <int MASK>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gguf import GGMLQuantizationType
 from torch import nn
 
 from backends.native.checkpoints.gguf_folder import write_folder
+from backends.native.engine import factory
 from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.kernels import jit
 from backends.native.engine.kernels.block_product import KINDS, Blocks
@@ -25,8 +27,10 @@ from backends.native.engine.layers.block_linear import (
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.packed_linear import pack_linears
-from backends.native.engine.loading.self_check import packed_error, plain_logits, prompts
+from backends.native.engine.loading.self_check import packed_error, packed_logits, plain_logits, prompts
 from backends.native.engine.loading.weights import load
+from backends.native.engine.lora.layers import LowRank, inject_lora
+from backends.native.protocol.engine_options import EngineOptions
 from tests.backends.native.checkpoints.gguf_files import random_blocks, write_llama
 from tests.backends.native.engine.kernels.compilers import needs_compiler
 
@@ -97,6 +101,49 @@ def test_decoder_layers_of_blocks_become_one_compiled_call(folder: str, dtype: s
     assert error < tolerance * max(float(logits.abs().max()) for logits in plain)
 
 
+@pytest.mark.slow
+def test_lora_adapters_add_the_same_to_blocks_as_to_expanded_weights(folder: str) -> None:
+    tokens = prompts(torch.device("cpu"))
+    names = ("", "a", "a")
+    draw = torch.Generator().manual_seed(0)
+    place = "model.layers.1.mlp.up_proj"
+    found = []
+    with torch.inference_mode():
+        lora = {place: LowRank(torch.randn(4, 256, generator=draw), torch.randn(4, 256, generator=draw))}
+        for keep in (False, True):
+            model = load(folder, "float32", keep=keep).model
+            fuse_layers(model, 64, join=False)
+            fuse_decoder_layers(model)
+            assert isinstance(model.get_submodule(place), BlockLinear) == keep
+            bare = packed_logits(model, best_kernel, tokens)
+            inject_lora(model, {"a": lora})
+            found.append(packed_logits(model, best_kernel, tokens, names))
+    expected, kept = found
+    tolerance = 1e-5 * float(expected.abs().max())
+    torch.testing.assert_close(kept, expected, atol=tolerance, rtol=0)
+    torch.testing.assert_close(kept[:, 0], bare[:, 0], atol=tolerance, rtol=0)
+    assert float((kept[:, 1:] - bare[:, 1:]).abs().min(0).values.max()) > 100 * tolerance
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "kept"), [({}, True), ({"dtype": "float32"}, False), ({"execution_path": "per_sequence"}, False)]
+)
+def test_an_engine_keeps_blocks_unless_something_else_is_asked_for(
+    folder: str, options: dict[str, Any], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    assemble = factory._assemble
+
+    def watched(loaded: Any, *rest: Any) -> Any:
+        seen.append(loaded.model)
+        return assemble(loaded, *rest)
+
+    monkeypatch.setattr(factory, "_assemble", watched)
+    factory.load_engine(EngineOptions(folder, threads=1, kv_tokens=64, **options), lambda _: None)
+    assert bool(blocked_weights(seen[0])) == kept
+
+
 def test_without_a_compiler_weights_are_expanded(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jit, "load", lambda _: None)
     assert not blocked_weights(load(folder, keep=True).model)
@@ -132,6 +179,12 @@ def test_rows_of_another_width_or_dtype_are_refused(rows: torch.Tensor) -> None:
 
 def test_no_rows_give_no_products() -> None:
     assert layer()(torch.zeros(0, 256)).shape == (0, 48)
+
+
+def test_a_copy_has_the_same_weights() -> None:
+    linear = layer()
+    rows = torch.randn(2, 256, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(copy.deepcopy(nn.Sequential(linear))(rows), linear(rows))
 
 
 def test_layers_are_joined_if_all_or_none_have_a_bias() -> None:
