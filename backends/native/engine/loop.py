@@ -123,7 +123,10 @@ class Engine:
     def submit(self, connection: int, request: Submit) -> None:
         """Queue a sequence. If it is refused, the next step returns the reason as its error."""
         lora = self.loras.keys.get(request.lora_adapter, "")  # a name that there is none of is refused below
-        known = request if lora == request.lora_adapter else replace(request, lora_adapter=lora)
+        known = request
+        if lora != request.lora_adapter:
+            # One that was loaded again: the worker has named the blocks by its name, which the old one had, too.
+            known = replace(request, lora_adapter=lora, block_keys=b"")
         sequence = Sequence(connection, known, next(self._arrivals), salt=lora.encode())
         sequence.submitted = time.monotonic()
         try:

@@ -39,7 +39,7 @@ async def backend(request: pytest.FixtureRequest) -> AsyncIterator[NativeBackend
     await backend.start()
     yield backend
     await backend.aclose()
-    assert backend._socket_folder is None or not backend._socket_folder.exists()
+    assert backend._engines._folder is None or not backend._engines._folder.exists()
 
 
 module_loop = pytest.mark.asyncio(loop_scope="module")
@@ -143,25 +143,20 @@ async def test_a_grammar_that_grows_while_it_is_followed_is_the_clients_error(ba
 async def idle(backend: NativeBackend) -> None:
     """Wait until the engine reports that it is idle: after its current step, during which it answers pings."""
     client = backend._client
-    token = client.links[0].pong.token if client.links[0].pong else -1
-    await until(
-        lambda: (
-            client.links[0].pong is not None
-            and client.links[0].pong.token > token + 1
-            and not client.links[0].pong.running
-        )
-    )
-    assert client.links[0].pong is not None
-    assert client.links[0].pong.waiting == 0
-    assert client.links[0].pong.free_blocks == client.links[0].pong.total_blocks
+    (link,) = client.links
+    token = link.pong.token if link.pong else -1
+    await until(lambda: link.pong is not None and link.pong.token > token + 1 and not link.pong.running)
+    assert link.pong is not None
+    assert link.pong.waiting == 0
+    assert link.pong.free_blocks == link.pong.total_blocks
     assert not client.busy
 
 
 async def test_requests_continue_after_the_engine_is_killed() -> None:
     backend = NativeBackend("native", {"threads": 1, "heartbeat": 0.05, "reconnect_timeout": 300.0})
     await backend.start()
-    assert backend._process is not None
-    assert backend._process._process is not None
+    (engine,) = backend._engines._processes
+    assert engine._process is not None
     long = {"prompts": chat("Hi"), "stopping": Stopping(200, ignore_eos=True)}
     undisturbed = await ask(backend, **long)
     begun = backend.generate(request(**long))
@@ -172,7 +167,7 @@ async def test_requests_continue_after_the_engine_is_killed() -> None:
             break
         await asyncio.sleep(0.001)
     assert len(backend._client._unfinished()) == 2
-    os.kill(backend._process._process.process.pid, signal.SIGKILL)
+    os.kill(engine._process.process.pid, signal.SIGKILL)
     disturbed = laws.check((*first, *await laws.collect(begun)), request(**long))
     assert [(one.text, [token.id for token in one.tokens]) for one in disturbed.choices] == [
         (one.text, [token.id for token in one.tokens]) for one in undisturbed.choices
@@ -185,8 +180,8 @@ async def test_requests_continue_after_the_engine_is_killed() -> None:
 async def test_several_workers_share_an_engine(tmp_path: Path) -> None:
     owner = NativeBackend("native", {"threads": 1})
     await owner.start()
-    assert owner._socket_folder is not None
-    other = NativeBackend("native", {"socket": str(owner._socket_folder / "socket")})
+    assert owner._engines._folder is not None
+    other = NativeBackend("native", {"socket": str(owner._engines._folder / "socket-0")})
     await other.start()
     for answer in await asyncio.gather(*(ask(each, prompts=chat(QUESTIONS[0])) for each in (owner, other))):
         assert "Paris" in answer.choices[0].text
@@ -200,5 +195,5 @@ async def test_start_fails_without_a_model(tmp_path: Path) -> None:
     backend = NativeBackend("native", {"model": str(tmp_path), "threads": 1})
     with pytest.raises(BackendUnavailable):
         await backend.start()
-    assert backend._socket_folder is not None
-    assert not backend._socket_folder.exists()
+    assert backend._engines._folder is not None
+    assert not backend._engines._folder.exists()

@@ -104,9 +104,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
         self.prompt_length = len(self.tokens)
-        # The worker has named the blocks already; it does not know the salt of a LoRA adapter that was loaded again.
-        if self.request.block_keys and self.salt == self.request.lora_adapter.encode():
-            self.block_keys = split_keys(self.request.block_keys)
+        self.block_keys = split_keys(self.request.block_keys)
 
     def block_extra(self, begin: int, end: int) -> bytes:
         """What tokens `begin` to `end` stand for besides their ids."""

@@ -14,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
+from backends.native.engine.lora.table import LoraTable
 from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.protocol.blocks import prompt_keys
 from backends.native.protocol.messages import Cancel, Ping, Pong, SamplingParams, Submit
 from schemas.ir import FinishReason
 from tests.backends.native.engine.tiny import (
@@ -400,3 +402,18 @@ class Interleavings(RuleBasedStateMachine):
 
 Interleavings.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestInterleavings = Interleavings.TestCase
+
+
+def test_a_lora_adapter_that_was_loaded_again_does_not_find_the_blocks_of_the_old_one() -> None:
+    """A worker names blocks by the LoRA adapter's name, which both have."""
+    loras = LoraTable(("a",))
+    t = tiny(Scripted(), loras=loras)
+    asked = Submit(0, tuple(prompt(9, 0)), 3, lora_adapter="a")
+    asked = replace(asked, block_keys=b"".join(prompt_keys(asked, 4)))
+    hits = []
+    for seq in range(3):
+        if seq == 2:
+            loras.keys["a"] = "a@1"
+        t.answers([replace(asked, seq=seq)])
+        hits.append(t.scheduler.prefix_hits)
+    assert hits == [0, 8, 8]
