@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def test_the_engine_in_waiting_takes_over(tmp_path: Path) -> None:
         first = next(asked)[1] - killed
         rest = list(running)
         parts += [text for text, _ in rest]
-        after = max(at - before for (_, before), (_, at) in zip(rest, rest[1:], strict=False))
+        after = max(at - before for (_, before), (_, at) in pairwise(rest))
         print(f"first token {first:.2f} s after SIGKILL; longest gap of the stream {after:.2f} s")
         assert "".join(parts) == expected
         assert len(list(asked)) > 1

@@ -63,7 +63,7 @@ class Connect(Protocol):
 
 
 class _SocketTransport(asyncio.Protocol):
-    """Frames over a Unix socket. What arrives is kept until `begin`, as the caller of `connect` has no transport yet."""
+    """Frames over a Unix socket. What comes before `begin` is kept: the caller of `connect` has no transport yet."""
 
     def __init__(self, on_message: OnMessage, on_lost: OnLost) -> None:
         self._on_message = on_message
