@@ -23,6 +23,8 @@ from schemas.scores import Score, Scores
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
+RawHeaders = list[tuple[bytes, bytes]]
+"""As they go onto the wire, names in lower case."""
 
 
 # No protocol has a field for this. Without the header, ids that were retokenised or made up look like the model's.
@@ -139,8 +141,8 @@ class ServerCodec(Protocol):
 
     routes: ClassVar[tuple[Route, ...]]
 
-    def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
-        """Decode a request.
+    def decode(self, route: Route, body: bytes, call: Call) -> Request | Change | Reply:
+        """Decode a request. One that asks for nothing that a model would do is answered by a `Reply`.
 
         Raises:
             schemas.errors.RequestError: the request is invalid.
@@ -181,8 +183,8 @@ class ServerCodec(Protocol):
         """The error response while nothing of a stream is written; `request` is None if it could not be decoded."""
         ...
 
-    def limit_headers(self, quotas: Sequence[Quota]) -> Headers:
-        """The headers of an answer to a client that has limits."""
+    def limit_headers(self, quotas: Sequence[Quota]) -> RawHeaders:
+        """The headers of an answer to a client that has limits; asked for with each such answer."""
         ...
 
 

@@ -88,7 +88,7 @@ def _choice(index: int, deltas: list[Delta]) -> Choice:
         end.tokens,
         end.reasoning,
         end.refusal,
-        _calls(end.tool_calls) if end.tool_calls else (),
+        join_calls(end.tool_calls) if end.tool_calls else (),
         end.generated,
         end.stop,
         end.seed,
@@ -111,7 +111,7 @@ def _merged(deltas: list[Delta], end: Finished) -> Finished:
     )
 
 
-def _calls(pieces: tuple[ToolDelta, ...]) -> tuple[ToolCall, ...]:
+def join_calls(pieces: tuple[ToolDelta, ...]) -> tuple[ToolCall, ...]:
     """The complete tool calls, ordered by index."""
     calls: dict[int, list[ToolDelta]] = {}
     for piece in pieces:

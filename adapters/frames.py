@@ -1,10 +1,11 @@
-"""The common part of all stream decoders: frames (server-sent events) to events of the IR.
+"""The common part of all stream decoders: frames (server-sent events, or lines of JSON) to events of the IR.
 
 A frame is decoded as a whole or not at all. A faulty frame loses none of those before it: their events are in `before`.
 """
 
 from __future__ import annotations
 
+from adapters.ndjson import LineReader
 from adapters.sse import EventReader
 from schemas.errors import GatewayError
 from schemas.ir import Event, Events
@@ -13,14 +14,17 @@ from schemas.ir import Event, Events
 class FrameReader:
     """The decoder of one stream. Subclasses override `_frame`.
 
+    Args:
+        frames: cuts the bytes into frames; server-sent events if it is None.
+
     Attributes:
         before: after `feed` has raised, the events of the frames before the faulty one, from the same bytes.
     """
 
     before: Events = ()
 
-    def __init__(self) -> None:
-        self._frames = EventReader()
+    def __init__(self, frames: LineReader | None = None) -> None:
+        self._frames: EventReader | LineReader = EventReader() if frames is None else frames
 
     def feed(self, data: bytes) -> Events:
         """The events completed by these bytes.

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
 from schemas.errors import UnsupportedFeature
-from schemas.ir import ImagePart
+from schemas.ir import Embed, Generate, ImagePart
 
 _JPEG_BASE64 = "/9j/"
 """The first characters of every JPEG in base64."""
+
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def has_body_for(protocol: str, dialect: str, request: Generate | Embed) -> bool:
+    """Whether the client speaks the remote's own dialect, so that body and answer are relayed."""
+    origin = request.origin
+    return origin is not None and bool(origin.body) and (origin.protocol, origin.dialect) == (protocol, dialect)
+
+
+def relayed_body(body: bytes, fixed: Mapping[str, Any]) -> bytes:
+    """The client's own body, with the fields `fixed` instead of its own."""
+    # Members stay raw: what this server does not know passes byte for byte.
+    return msgspec.json.encode(_raw_fields(body) | dict(fixed))
 
 
 def inexpressible(feature: str) -> UnsupportedFeature:

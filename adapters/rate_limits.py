@@ -6,30 +6,37 @@ Source: OpenAI's page "Rate limits", section "Rate limits in headers".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
-from adapters.base import Headers
+from adapters.base import RawHeaders
 from schemas.quota import Quota
 
 
-def openai_limit_headers(quotas: Sequence[Quota]) -> Headers:
+def openai_limit_headers(quotas: Sequence[Quota]) -> RawHeaders:
     """`x-ratelimit-limit-requests`, `-remaining-` and `-reset-`, and the same for tokens."""
-    return tuple(
-        (f"x-ratelimit-{what}-{quota.kind}", value)
-        for quota in quotas
-        for what, value in (
-            ("limit", str(quota.limit)),
-            ("remaining", str(quota.remaining)),
-            ("reset", _duration(quota.reset)),
-        )
-    )
+    headers: RawHeaders = []
+    for quota in quotas:
+        limit, reset = _fixed(quota.kind, quota.limit, quota.reset)
+        headers += (limit, (_REMAINING[quota.kind], b"%d" % quota.remaining), reset)
+    return headers
 
 
-def _duration(seconds: float) -> str:
-    """As OpenAI writes durations: `120ms`, `1.5s`, `6m0s`, `1h2m3s`."""
-    if seconds < 1:
-        return f"{round(seconds * 1000)}ms"
-    if seconds < 60:
-        return f"{round(seconds, 3):g}s"
-    hours, rest = divmod(round(seconds), 3600)
+_REMAINING = {kind: b"x-ratelimit-remaining-" + kind.encode() for kind in ("requests", "tokens")}
+
+
+@lru_cache
+def _fixed(kind: str, limit: int, reset: int) -> RawHeaders:
+    """The headers that all answers of a second have in common."""
+    return [
+        (f"x-ratelimit-limit-{kind}".encode(), b"%d" % limit),
+        (f"x-ratelimit-reset-{kind}".encode(), _duration(reset).encode()),
+    ]
+
+
+def _duration(seconds: int) -> str:
+    """As OpenAI writes durations: `1s`, `6m0s`, `1h2m3s`."""
+    hours, rest = divmod(seconds, 3600)
     minutes, left = divmod(rest, 60)
-    return f"{hours}h{minutes}m{left}s" if hours else f"{minutes}m{left}s"
+    if hours:
+        return f"{hours}h{minutes}m{left}s"
+    return f"{minutes}m{left}s" if minutes else f"{left}s"

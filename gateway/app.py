@@ -27,6 +27,7 @@ from gateway.http.api import keys as keys_api
 from gateway.http.api.openapi import document
 from gateway.http.api.usage import organization
 from gateway.http.api.usage import routes as usage
+from gateway.http.console import routes as console
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.routes import handler, not_allowed, not_found, refuser, role_of
 from gateway.mounts import Mounts
@@ -59,7 +60,7 @@ def create_app(
     protocols = adapters()
     mounts = Mounts(protocols, config)
     own = [*health.handlers(service), *engines.handlers(service), feedback.handler(service), keys_api.handler(service)]
-    own += [*usage.handlers(service), *organization.handlers(service), *ui.handlers()]
+    own += [*usage.handlers(service), *organization.handlers(service), *console.handlers(service), *ui.handlers()]
     describe, openapi = _description(protocols, own)
     app = _Application(
         [handler(mounts, service), *own, describe],

@@ -10,30 +10,37 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from backends.base import Backend, Capabilities, Health, WaitsForEngine
 from gateway.access.keys import Keys
 from gateway.access.keys_file import Key
-from gateway.access.limits import Limiter, Ticket, estimated_tokens, limits_file, rules_for
-from gateway.config import Config
+from gateway.access.limits import Limiter, Ticket
+from gateway.access.local_limiter import LocalLimiter, limits_file
+from gateway.access.rules import RuleTable, estimated_tokens
+from gateway.config import Config, Endpoint
 from gateway.deployment.catalog import catalog
+from gateway.deployment.change_log import ChangeLog
 from gateway.deployment.deployments import generating, mixed_kinds
+from gateway.deployment.endpoint_counts import EndpointCounts
 from gateway.deployment.state_file import LiveDeployments
 from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.filters.guarded import NONE, GuardedFilter
+from gateway.observability.live import LiveFigures
 from gateway.observability.metrics import Metrics
+from gateway.observability.request_log import RequestLog
 from gateway.observability.telemetry import Traces
 from gateway.rollout.ramps import Ramps
+from gateway.rollout.timeline import Timeline
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
 from gateway.routing.target import Plan, Target
+from gateway.storage.decoded_requests import DecodedRequests
 from gateway.storage.response_store import ResponseStore
 from gateway.usage.ledger import Ledger
-from schemas.catalog import Catalog, Change, RequestCounts
+from schemas.catalog import Catalog, Change
 from schemas.errors import BackendUnavailable, Forbidden
 from schemas.ir import Embed, Generate, Request
 
@@ -76,18 +83,20 @@ class Service:
         self.limits = config.server.limits
         self.draining = False
         self.running = 0
-        self.shares = Shares(self.limits.max_concurrent_requests, keys.owner, shared=keys.several)
-        self.limiter = Limiter(limits_file(config.server, folder), folder)
+        self.shares = Shares(self.limits.max_concurrent_requests) if keys.several else None
+        self.limiter: Limiter = LocalLimiter(limits_file(config.server, folder), folder)
         self._created = int(time.time())
         limit = config.server.limits.stored_responses
         self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
         slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
+        self.live = LiveFigures(self.metrics, backends)
+        self.requests = RequestLog(folder / "requests" if folder is not None else None, slot)
         self.traces: Traces | None = None
         self.exporter = Exporter.of(config.server.export, lambda rows: self.metrics.export_lost.add((), rows))
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
         self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
-        self._counts: dict[str, RequestCounts] = {}
+        self.counts = EndpointCounts()
         # "loading" until the first check: a request in the first second waits instead of being refused.
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._capabilities: list[Capabilities] = []
@@ -97,6 +106,8 @@ class Service:
         self._live = LiveDeployments(config)
         figures = figures_folder(config, folder)
         self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, figures)
+        self.changes = ChangeLog(config.server.state_file)
+        self.timeline = Timeline(figures)
         self.ramps = Ramps(self._live, self.experiments, self._can_answer)
         self._is_changeable = config.server.state_file is not None
         self._serve()  # last: it uses all of the above
@@ -169,7 +180,7 @@ class Service:
         if self._is_changeable and self._live.refresh():
             self._serve()
 
-    def limit(self, key: Key | None, plan: Plan, request: Request) -> Ticket | None:
+    async def limit(self, key: Key | None, plan: Plan, request: Request) -> Ticket | None:
         """Count a request for the limits of its key, its endpoint and its user; None if it has no limits.
 
         Raises:
@@ -180,24 +191,32 @@ class Service:
         if key is not None and not key.may_ask(endpoint):
             raise Forbidden(f"This key may not ask the endpoint '{endpoint}'.")
         user = request.user if isinstance(request, Generate | Embed) else None
-        rules = rules_for(key, endpoint, self._limits[endpoint], user)
-        return self.limiter.enter(rules, estimated_tokens(request)) if rules else None
+        rules = self._rules.of(key, endpoint, user)
+        if rules is None:
+            return None
+        return await self.limiter.enter(rules, estimated_tokens(request) if rules.by_tokens else 0)
+
+    def deployed(self, endpoint: str) -> Endpoint:
+        """An endpoint of the catalog as it is served now."""
+        return self._live.deployments[endpoint].serving
 
     def ledger_of(self, endpoint: str) -> Ledger | None:
         """What keeps the records of an endpoint's requests; None if nothing does."""
         return None if endpoint in self._untracked else self.usage
 
-    async def manage(self, change: Change) -> None:
-        """Change what is deployed, for all workers.
+    async def manage(self, change: Change, by: str = "") -> None:
+        """Change what is deployed, for all workers; `by` is the name of the key that asked.
 
         Raises:
             schemas.errors.RequestError: the change is refused.
         """
+        before = self._live.deployments.get(change.endpoint)
         await self._live.change(change, self._health, generating(self.backends))
         self.refresh()
-        log.info("endpoint.changed", model=change.endpoint, action=change.action)
+        self.changes.note(change.endpoint, change.action, by, before, self._live.deployments.get(change.endpoint))
+        log.info("endpoint.changed", model=change.endpoint, action=change.action, key_name=by or None)
 
-    async def reset(self, endpoint: str) -> None:
+    async def reset(self, endpoint: str, by: str = "") -> None:
         """Have the figures of an endpoint's experiment begin anew, on all workers.
 
         Raises:
@@ -206,16 +225,19 @@ class Service:
         self.experiments.of(endpoint)
         await self._live.reset(endpoint)
         self.refresh()
+        self.changes.note(endpoint, "reset", by, self._live.deployments[endpoint], self._live.deployments[endpoint])
         log.info("experiment.reset", model=endpoint)
 
-    async def restart_ramp(self, endpoint: str) -> None:
+    async def restart_ramp(self, endpoint: str, by: str = "") -> None:
         """Have an endpoint's ramp begin anew, and the figures of its experiment, on all workers.
 
         Raises:
             schemas.errors.RequestError: the endpoint has no ramp or is being updated, or there is no state file.
         """
+        before = self._live.deployments.get(endpoint)
         await self._live.restart_ramp(endpoint)
         self.refresh()
+        self.changes.note(endpoint, "restart_ramp", by, before, self._live.deployments.get(endpoint))
         log.info("ramp.restarted", model=endpoint)
 
     def new_id(self) -> str:
@@ -230,25 +252,6 @@ class Service:
         """Count a request that no handler sees, by its status or another reason; returns its request id."""
         self.metrics.refused.add((reason,))
         return self.new_id()
-
-    def count(self, endpoint: str, seconds: float, ok: bool) -> None:
-        """Count an ended request, for Triton's statistics."""
-        old, ns = self._counts.get(endpoint, RequestCounts()), int(seconds * 1e9)
-        now = int(time.time() * 1000)
-        # Replaced, not changed: a listing that holds the old struct shows one moment's numbers.
-        self._counts[endpoint] = (
-            RequestCounts(old.succeeded + 1, old.succeeded_ns + ns, old.failed, old.failed_ns, now)
-            if ok
-            else RequestCounts(old.succeeded, old.succeeded_ns, old.failed + 1, old.failed_ns + ns, now)
-        )
-
-    def counted_catalog(self) -> Catalog:
-        """The catalog with each endpoint's counts, for listings."""
-        cards = {
-            name: msgspec.structs.replace(card, counts=self._counts.get(name, RequestCounts()))
-            for name, card in self.catalog.cards.items()
-        }
-        return msgspec.structs.replace(self.catalog, cards=cards)
 
     async def start(self) -> None:
         """Start the backends concurrently; returns before they are ready."""
@@ -293,7 +296,7 @@ class Service:
             await asyncio.to_thread(self.usage.close)  # likewise
         if self.responses is not None:
             self.responses.close()
-        self.limiter.close()
+        await self.limiter.aclose()
         self.metrics.close()
 
     def _can_answer(self, backend: str) -> bool:
@@ -328,6 +331,8 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await self._check_health()
+            self.live.look(self._health)
+            self.timeline.look(self._live.deployments, self.experiments)
             self.metrics.tasks.set(len(asyncio.all_tasks()))
             await asyncio.sleep(_HEALTH_INTERVAL)
 
@@ -361,12 +366,14 @@ class Service:
         )
         endpoints = {name: found.serving for name, found in deployments.items()}
         self.router = Router(endpoints, self.backends, self._filters)
-        self._limits = {name: found.serving.limits for name, found in deployments.items()}
+        self._rules = RuleTable({name: found.serving.limits for name, found in deployments.items()})
+        # Only what a cache answers is worth keeping.
+        has_cache = any(found.serving.cache is not None for found in deployments.values())
+        self.decoded = DecodedRequests() if has_cache else None
         self._untracked = {name for name, found in deployments.items() if found.serving.usage_tracking is False}
         self._stop_arms()
         self.metrics.name_engines({name: found.serving.served_entities for name, found in deployments.items()})
-        # An endpoint that is created again begins at 0.
-        self._counts = {name: counts for name, counts in self._counts.items() if name in deployments}
+        self.counts.keep(deployments.keys())
         self.catalog = self._catalog()
 
     def _warn_of_mixed_arms(self) -> None:

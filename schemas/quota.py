@@ -14,10 +14,10 @@ class Quota(msgspec.Struct, frozen=True):
         kind: what is limited.
         limit: the most in the window.
         remaining: what is left of it.
-        reset: seconds until all of it is left again.
+        reset: seconds until all of it is left again, rounded up.
     """
 
     kind: Literal["requests", "tokens"]
     limit: int
     remaining: int
-    reset: float
+    reset: int

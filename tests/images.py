@@ -75,6 +75,17 @@ def in_detail(data: str) -> dict[str, str]:
     return {"url": uri(data), "detail": "high"}
 
 
+def beside_text(data: str) -> dict[str, Any]:
+    turn = {"role": "user", "content": QUESTION, "images": [data]}
+    return {"messages": [turn], "options": {"temperature": 0, "num_predict": 20}}
+
+
+def inline_data(data: str) -> dict[str, Any]:
+    kind = "jpeg" if data.startswith("/9j/") else "png"
+    parts = [{"inlineData": {"mimeType": f"image/{kind}", "data": data}}, {"text": QUESTION}]
+    return {"contents": [{"parts": parts}], "generationConfig": {"temperature": 0, "maxOutputTokens": 20}}
+
+
 USAGE = {"stream_options": {"include_usage": True}}
 FORMS: dict[str, tuple[str, bool, Callable[[str], dict[str, Any]]]] = {
     "tgi": ("tgi", False, markdown),
@@ -87,6 +98,8 @@ FORMS: dict[str, tuple[str, bool, Callable[[str], dict[str, Any]]]] = {
     "mindie-openai": ("mindie-openai", True, messages(with_url, temperature=1e-6, seed=1)),
     "databricks": ("databricks", True, messages(with_url)),
     "anthropic": ("anthropic", True, blocks),
+    "gemini": ("gemini", True, inline_data),
+    "ollama": ("ollama", True, beside_text),
     "triton": ("triton", False, tensors),
     "mindie-triton": ("mindie-triton", False, list_input),
 }
@@ -118,6 +131,7 @@ async def post(client: httpx.AsyncClient, form: str, data: str, *, stream: bool,
     """Ask a gateway about an image; `data` is its base64."""
     asking = way(form, data)
     path = (asking.stream_path or asking.path) if stream else asking.path
-    named = {"model": model} if asking.protocol in ("openai", "anthropic") else {}
-    url = PREFIXES.get(asking.dialect, "") + path.format(name=model, model=model)
-    return await client.post(url, json=named | asking.body(ASK, stream))
+    named = {"model": model} if asking.protocol in ("openai", "anthropic", "ollama") else {}
+    url = PREFIXES.get(asking.dialect, "") + path.replace(":path}", "}").format(name=model, model=model)
+    query = {"alt": "sse"} if asking.protocol == "gemini" and stream else {}
+    return await client.post(url, json=named | asking.body(ASK, stream), params=query)

@@ -59,6 +59,8 @@ CARRIES = {
     "mindie-openai": CHATS,
     "databricks": CHATS - SEEDED,
     "anthropic": CHATS - SEEDED,
+    "gemini": CHATS,
+    "ollama": CHATS,
     "tgi": CHATS | RAW_FORMS,
     "tgi-0.9": RAW_FORMS,
     "mindie": CHATS,
@@ -94,8 +96,8 @@ def asked(kind: str, image: ImagePart) -> Generate:
 ELSEWHERE = "https://pics.example/a.png"
 OUT_OF_REACH = {
     "a path": (ImagePart("/srv/a.png", "path"), set(KINDS) - {"mindie"}),
-    "a URL": (ImagePart(ELSEWHERE, "url"), {"triton"}),
-    "embeddings": (ImagePart("QUJD", "embeddings"), {"anthropic", "tgi-0.9", "triton"}),
+    "a URL": (ImagePart(ELSEWHERE, "url"), {"ollama", "triton"}),
+    "embeddings": (ImagePart("QUJD", "embeddings"), {"anthropic", "gemini", "ollama", "tgi-0.9", "triton"}),
 }
 """Images that kinds cannot take. MindIE's TGI reads local paths of its own; Triton's tensor has the image itself;
 embeddings are for chats in OpenAI's form."""

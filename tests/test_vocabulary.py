@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ EXEMPT = (
     "tests/golden/*",  # recorded bytes
     "tests/clients/node/*",
     "gateway/http/docs/swagger-ui/*",  # another project's
+    "gateway/http/ui/vendor/*",  # other projects'
 )
 FORMER_OPTIONS = {
     ("CHANGELOG.md", "patience"),
@@ -104,14 +106,17 @@ def words(text: str) -> str:
 PATTERN = re.compile(r"(?<![a-z0-9])(" + "|".join(RETIRED) + r")(?![a-z0-9])")
 
 
-@pytest.mark.parametrize("name", sources())
-def test_no_retired_word(name: str) -> None:
+def retired(name: str) -> Iterator[str]:
+    """The retired words of a file: each with its line and what to write instead."""
     text = words((ROOT / name).read_text())
-    found = [
-        f"{name}:{text.count(chr(10), 0, at.start()) + 1}: {at[1]} -> {RETIRED[at[1]]}"
-        for at in PATTERN.finditer(text)
-        if (name, at[1]) not in FORMER_OPTIONS
-    ]
+    if any(word in text for word in RETIRED):  # the pattern is ten times slower
+        for at in PATTERN.finditer(text):
+            if (name, at[1]) not in FORMER_OPTIONS:
+                yield f"{name}:{text.count(chr(10), 0, at.start()) + 1}: {at[1]} -> {RETIRED[at[1]]}"
+
+
+def test_no_retired_word() -> None:
+    found = [line for name in sources() for line in retired(name)]
     assert not found, "\n" + "\n".join(found)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.outbound import write_request
-from adapters.anthropic.relay import relayed_body, relays, remote_headers
+from adapters.anthropic.relay import relays, remote_headers
 from adapters.anthropic.remote import StreamReader, read_answer, read_failure
 from adapters.base import Outbound, Reply
+from adapters.outbound import relayed_body
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Events, Generate
 from schemas.origin import Relay

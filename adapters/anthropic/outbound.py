@@ -11,9 +11,9 @@ import msgspec
 
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import write_conversation
-from adapters.anthropic.relay import relayed_body, relays, remote_headers
+from adapters.anthropic.relay import relays, remote_headers
 from adapters.base import Outbound
-from adapters.outbound import inexpressible
+from adapters.outbound import inexpressible, relayed_body
 from schemas.ir import ChatPrompt, Generate, Grammar, Message, TextPart, TextPrompt, Tool, ToolChoice
 
 DEFAULT_MAX_TOKENS = 4096

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-import msgspec
-
 from adapters.anthropic.dialects import Dialect
 from adapters.base import JSON, Headers
 from adapters.body import convert, parse
+from adapters.outbound import has_body_for
 from adapters.unknown_fields import Unknown
 from schemas.ir import Generate
 from schemas.origin import Unread
@@ -28,8 +27,6 @@ VERSION = "2023-06-01"
 _KNOWN = frozenset({"text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"})
 """The types of blocks that the IR has a form for, or that mean nothing to other models (redacted thinking)."""
 _RELAYED_HEADERS = ("anthropic-version", "anthropic-beta")
-
-_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def read_known(body: bytes, type: type[T]) -> tuple[T, Unknown, tuple[Unread, ...]]:
@@ -54,14 +51,7 @@ def relayed_headers(headers: Mapping[str, str]) -> Headers:
 
 def relays(dialect: Dialect, request: Generate) -> bool:
     """Whether client and remote speak the same dialect, so that body and answer are relayed."""
-    origin = request.origin
-    return origin is not None and bool(origin.body) and (origin.protocol, origin.dialect) == ("anthropic", dialect.name)
-
-
-def relayed_body(body: bytes, fixed: Mapping[str, Any]) -> bytes:
-    """The client's own body, with the fields `fixed` instead of its own."""
-    # Members stay raw: what this server does not know passes byte for byte.
-    return msgspec.json.encode(_raw_fields(body) | dict(fixed))
+    return has_body_for("anthropic", dialect.name, request)
 
 
 def remote_headers(relayed: Headers = ()) -> Headers:

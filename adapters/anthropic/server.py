@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import ClassVar
 
 import msgspec
@@ -14,7 +15,7 @@ from adapters.anthropic.decode import read_count, read_messages
 from adapters.anthropic.describe import list_models, retrieve_model
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.relay import relayed_headers
-from adapters.base import Call, Headers, Reply, Route
+from adapters.base import Call, RawHeaders, Reply, Route
 from schemas import anthropic as wire
 from schemas.completion import Completion
 from schemas.errors import GatewayError, InternalError
@@ -102,23 +103,24 @@ class AnthropicServer:
         """
         return list_models(call) if route.name == "models" else retrieve_model(call)
 
-    def limit_headers(self, quotas: Sequence[Quota]) -> Headers:
+    def limit_headers(self, quotas: Sequence[Quota]) -> RawHeaders:
         """`anthropic-ratelimit-requests-limit`, `-remaining` and `-reset`, and the same for tokens."""
-        return tuple(
-            (f"anthropic-ratelimit-{quota.kind}-{what}", value)
-            for quota in quotas
-            for what, value in (
-                ("limit", str(quota.limit)),
-                ("remaining", str(quota.remaining)),
-                ("reset", _timestamp(time.time() + quota.reset)),
-            )
-        )
+        now, headers = int(time.time()), RawHeaders()
+        for quota in quotas:
+            limit, reset = _limit_and_reset(quota.kind, quota.limit, now + quota.reset)
+            remaining = f"anthropic-ratelimit-{quota.kind}-remaining".encode()
+            headers += (limit, (remaining, b"%d" % quota.remaining), reset)
+        return headers
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:  # noqa: ARG002
         """The answer to an error before anything of a stream was written."""
         return error_reply(self._dialect, error)
 
 
-def _timestamp(seconds: float) -> str:
-    """A Unix time in the form of RFC 3339."""
-    return datetime.fromtimestamp(round(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+@lru_cache
+def _limit_and_reset(kind: str, limit: int, until: int) -> RawHeaders:
+    """The headers that all answers of a second have in common; `until` is a Unix time."""
+    # In the form of RFC 3339.
+    reset = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    values = (("limit", str(limit)), ("reset", reset))
+    return [(f"anthropic-ratelimit-{kind}-{what}".encode(), value.encode()) for what, value in values]

@@ -22,6 +22,8 @@ from schemas.origin import Relay
 _BYTES_PER_TOKEN = 4
 _MOST_PROMPT_TOKENS = 8192
 """Longer bodies are mostly images, whose bytes are no text."""
+_STREAMS = frozenset({"text/event-stream", "application/x-ndjson"})
+"""The media types of streams."""
 _USUAL_ANSWER = 256
 """Tokens of an answer without `max_tokens`."""
 
@@ -137,7 +139,7 @@ class Asking:
             self._breaker.record_status(response.status)
             raise _error_of(codec, await response.reply(deadline))
         # The media type decides, not the request alone: errors and servers without streaming answer with JSON.
-        if request.stream and response.media_type == "text/event-stream":
+        if request.stream and response.media_type in _STREAMS:
             stream = EventStream(response, codec.decoder(request), self._idle)
             return stream, await stream.first(deadline)
         reply = await response.reply(deadline)

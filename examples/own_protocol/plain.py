@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from adapters.base import Adapter, Call, ClientCodec, Headers, Reply, Route
+from adapters.base import Adapter, Call, ClientCodec, Headers, RawHeaders, Reply, Route
 from schemas.completion import Completion
 from schemas.errors import GatewayError, InvalidRequest, ModelNotFound, RequestError, Unauthorized
 from schemas.ir import Delta, Embed, Embeddings, Events, Generate, TextPrompt, Tokenize, Tokens
@@ -79,9 +79,9 @@ class PlainServer:
         status = next((status for kind, status in known if isinstance(error, kind)), 503)
         return Reply(f"{error.message}\n".encode(), status=status, media_type=TEXT)
 
-    def limit_headers(self, quotas: Sequence[Quota]) -> Headers:
+    def limit_headers(self, quotas: Sequence[Quota]) -> RawHeaders:
         """None: the protocol has no headers for limits."""
-        return ()
+        return []
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
         """Never called: there is no route for embeddings."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -68,13 +69,13 @@ class Keys:
         self._file = keys_file(file) if file is not None else None
         # The stamp is taken before the file is read: a change in between is read once more, never missed.
         self._stamp = self._file.stamp() if self._file is not None else 0
-        self._next_look = 0.0
-        self._known: dict[str, Key] = {}
+        self._next_look = 0.0 if file is not None else inf
+        self._known: dict[bytes, Key] = {}
         self._take(read_keys(self._file) if self._file is not None else ())
 
     def refresh(self) -> None:
         """Read the file if it has changed. One that cannot be read is logged; the known keys stay in force."""
-        if self._file is None or (now := monotonic()) < self._next_look:
+        if (now := monotonic()) < self._next_look or self._file is None:
             return
         self._next_look = now + _BETWEEN_LOOKS
         if (stamp := self._file.stamp()) == self._stamp:
@@ -93,7 +94,8 @@ class Keys:
         """
         if not self.required:
             return None
-        self.refresh()
+        if monotonic() >= self._next_look:
+            self.refresh()
         return self._find(given_key(headers))
 
     def _find(self, given: str) -> Key:
@@ -133,27 +135,25 @@ class Keys:
             raise Forbidden(f"This key does not have the role '{role}'.")
         return key
 
-    def check_reset(self, headers: Mapping[str, str]) -> None:
-        """Pass a request with an admin key; where there are none, with any known key.
+    def check_reset(self, headers: Mapping[str, str]) -> str:
+        """The name of the key of a request: an admin key's; where there are none, any known key's, or "" without one.
 
         Raises:
             schemas.errors.Unauthorized: it has no key, or an unknown one.
             schemas.errors.Forbidden: its key is a client's, and there are admin keys.
         """
-        if self._has_admins:
-            self.check_admin(headers)
-        else:
-            self.check(headers)
+        key = self.check_admin(headers) if self.has_admins else self.check(headers)
+        return key.name if key is not None else ""
 
-    def check_admin(self, headers: Mapping[str, str]) -> None:
-        """Pass a request with an admin key.
+    def check_admin(self, headers: Mapping[str, str]) -> Key:
+        """The admin key of a request.
 
         Raises:
             schemas.errors.Unauthorized: it has no key, or an unknown one.
             schemas.errors.Forbidden: its key is a client's, or the server has no admin keys.
         """
         self.refresh()
-        if not self._has_admins:
+        if not self.has_admins:
             raise Forbidden("Endpoints cannot be changed here: the server has no admin keys.")
         given = given_key(headers)
         if self.required or not given:  # where none is required, an unknown key is a client's
@@ -161,31 +161,34 @@ class Keys:
         key = self._known.get(digest_of(given))
         if key is None or key.expired or not key.may("admin"):
             raise Forbidden("This key may not change endpoints.")
+        return key
 
     def owner(self, headers: Mapping[str, str]) -> bytes:
         """A digest of the key in a request's headers, by which its answers are known; empty if no key is needed."""
-        return bytes.fromhex(digest_of(given_key(headers))) if self.required else b""
+        return digest_of(given_key(headers)) if self.required else b""
 
     def _take(self, keys: Iterable[Key]) -> None:
-        self._known = {key.digest: key for key in (*self._fixed, *keys)}
+        self._known = {bytes.fromhex(key.digest): key for key in (*self._fixed, *keys)}
 
     @property
-    def _has_admins(self) -> bool:
+    def has_admins(self) -> bool:
+        """Whether any key may change endpoints."""
         return any(key.may("admin") for key in self._known.values())
 
 
 def given_key(headers: Mapping[str, str]) -> str:
     """The key in a request's headers; "" if there is none."""
-    # RFC 9110, section 11.1: the scheme is case-insensitive.
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return given.strip()
+    if (credentials := headers.get("authorization")) is not None:
+        # RFC 9110, section 11.1: the scheme is case-insensitive.
+        scheme, _, given = credentials.partition(" ")
+        if scheme == "Bearer" or scheme.lower() == "bearer":
+            return given.strip()
     return next((headers[name] for name in KEY_HEADERS[1:] if name in headers), "")
 
 
 def _key_of(key: str, roles: tuple[Role, ...]) -> Key:
     """A key of the environment, named by the beginning of its digest."""
-    digest = digest_of(key)
+    digest = digest_of(key).hex()
     return Key(name=f"env:{digest[:8]}", digest=digest, roles=roles)
 
 

@@ -66,9 +66,9 @@ class KeyList(Section, frozen=True):
     keys: tuple[Key, ...] = ()
 
 
-def digest_of(key: str) -> str:
+def digest_of(key: str) -> bytes:
     """The digest by which a key is known."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def keys_file(path: Path) -> JsonFile[KeyList]:
@@ -111,7 +111,7 @@ def new_key(
     text = PREFIX + secrets.token_urlsafe(32)
     made = Key(
         name=name,
-        digest=digest_of(text),
+        digest=digest_of(text).hex(),
         hint=text[:_HINT],
         roles=roles,
         endpoints=endpoints,

@@ -7,7 +7,8 @@ and no lock, and the worker that replaces another one continues its file. A file
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,6 +49,12 @@ class Sums(NamedTuple):
 class CountersFile:
     """One worker's counters for writing, and those of all workers for reading.
 
+    Attributes:
+        data: all doubles of this worker's file.
+        record: the counters of an arm and a bucket, by their `offset`: count and sum of each row.
+        replace: writes them back, changed, with no `await` in between: the offset, then the numbers. For many rows at
+            once, the two cost half of `add`.
+
     Args:
         layout: what is counted.
         path: the common stem of all workers' files; None: memory of this process alone.
@@ -59,19 +66,22 @@ class CountersFile:
         # what a request changes is a few neighboring lines of the processor's cache, read and written in one call.
         self._layout = layout
         self._width = 2 * layout.rows
-        self._record = struct.Struct(f"{self._width}d")
+        self._totals = layout.totals
         self._bins_at = layout.arms * BUCKETS * self._width
         self._totals_at = self._bins_at + layout.arms * layout.histograms * BINS
         self._path = path
         own = path.with_name(f"{path.name}.{slot}") if path is not None else None
         self._mapped = map_file(own, 8 * _size(layout))
-        self._data = memoryview(self._mapped).cast("d")
+        self.data = memoryview(self._mapped).cast("d")
+        record = struct.Struct(f"{self._width}d")
+        self.record: Callable[[int], tuple[float, ...]] = partial(record.unpack_from, self._mapped)
+        self.replace: Callable[..., None] = partial(record.pack_into, self._mapped)
 
     def add(self, arm: int, bucket: int, values: Iterable[tuple[int, float]]) -> None:
         """Count one request: in each of these rows, with its value there."""
         # Two stores without a lock: a reader in between sees a count without its value, one request's worth of error
         # that the next report does not have.
-        data, base = self._data, (arm * BUCKETS + bucket) * self._width
+        data, base = self.data, (arm * BUCKETS + bucket) * self._width
         for row, value in values:
             at = base + 2 * row
             data[at] += 1.0
@@ -79,36 +89,28 @@ class CountersFile:
 
     def count_row(self, arm: int, bucket: int, row: int) -> None:
         """Count one request in a row that has no values."""
-        self._data[(arm * BUCKETS + bucket) * self._width + 2 * row] += 1.0
+        self.data[(arm * BUCKETS + bucket) * self._width + 2 * row] += 1.0
 
-    def record(self, arm: int, bucket: int) -> list[float]:
-        """The counters of an arm and a bucket: count and sum of each row. `replace` writes them back."""
-        return [*self._record.unpack_from(self._mapped, 8 * (arm * BUCKETS + bucket) * self._width)]
+    def offset(self, arm: int, bucket: int) -> int:
+        """Where the record of an arm and a bucket begins, for `record` and `replace`."""
+        return 8 * (arm * BUCKETS + bucket) * self._width
 
-    def replace(self, arm: int, bucket: int, record: Sequence[float]) -> None:
-        """Write the counters of an arm and a bucket, as `record` gave them and then were changed, with no `await` in
-        between. For many rows at once this costs half of `add`.
-        """
-        self._record.pack_into(self._mapped, 8 * (arm * BUCKETS + bucket) * self._width, *record)
-
-    def add_to_bins(self, arm: int, bins: Iterable[tuple[int, int]]) -> None:
-        """Count a value in each of these bins, given by histogram and number."""
-        data, base = self._data, self._bins_at + arm * self._layout.histograms * BINS
-        for histogram, number in bins:
-            data[base + histogram * BINS + number] += 1.0
+    def histograms(self, arm: int) -> int:
+        """Where the histograms of an arm begin in `data`, one after the other."""
+        return self._bins_at + arm * self._layout.histograms * BINS
 
     def correct(self, arm: int, bucket: int, row: int, change: float) -> None:
         """Add `change` to the sum without counting a request: the value of a counted request has changed."""
-        self._data[(arm * BUCKETS + bucket) * self._width + 2 * row + 1] += change
+        self.data[(arm * BUCKETS + bucket) * self._width + 2 * row + 1] += change
 
     def count(self, arm: int, total: int) -> None:
         """Add one to a plain count."""
-        self._data[self._totals_at + arm * self._layout.totals + total] += 1.0  # exact up to 2**53
+        self.data[self._totals_at + arm * self._totals + total] += 1.0  # exact up to 2**53
 
     def read(self) -> Sums:
         """Return the sums over all workers."""
         if self._path is None:
-            return _split(self._layout, np.array(self._data))  # a copy: this worker goes on counting
+            return _split(self._layout, np.array(self.data))  # a copy: this worker goes on counting
         return read(self._layout, self._path)
 
 
@@ -123,7 +125,8 @@ def read(layout: Layout, path: Path) -> Sums:
 
 def zeros(layout: Layout) -> Sums:
     """Return the sums of nothing."""
-    return _split(layout, np.zeros(_size(layout)))
+    arms, rows, histograms, totals = layout
+    return Sums(np.zeros((arms, rows, 2, BUCKETS)), np.zeros((arms, histograms, BINS)), np.zeros((arms, totals)))
 
 
 def _size(layout: Layout) -> int:

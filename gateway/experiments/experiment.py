@@ -26,7 +26,6 @@ from gateway.experiments.guardrail import broken, has_guardrails
 from gateway.experiments.metrics import (
     DIVERGENCES_AT,
     EXCLUDED,
-    FAILURES,
     METRICS,
     REASON_AT,
     TIMES,
@@ -39,19 +38,14 @@ from gateway.experiments.outcome import Outcome, exclusion
 from gateway.experiments.pairs.agreement import Agreement, Example
 from gateway.experiments.pairs.examples import Examples
 from gateway.experiments.report import Report, ShadowReport, SplitSums, build, shadow_report
-from gateway.experiments.statistics.histogram import BINS, UNFINISHED, logarithm_and_bin
-from gateway.experiments.stratum import LOGARITHMS_AT, PAIRS, REQUESTS, SHADOWS, SplitReport, Stratum, feedback_file
+from gateway.experiments.request_counts import count_request
+from gateway.experiments.statistics.histogram import BINS
+from gateway.experiments.stratum import PAIRS, REQUESTS, SHADOWS, SplitReport, Stratum, feedback_file
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
 
 log = structlog.get_logger()
 
-# Where a record of the counters has a metric's count; its sum follows. Exposures are row 0.
-_AT = {metric.name: 2 * row for row, metric in enumerate(METRICS, 1)}
-_SUCCESS, _SERVED, _REFUSED, _ABANDONED = (_AT[name] for name in ("success", "served", "refused", "abandoned"))
-_PROMPT_TOKENS, _COMPLETION_TOKENS = _AT["prompt_tokens"], _AT["completion_tokens"]
-_FIRST, _BETWEEN, _LATENCY = (TIMES.index(name) for name in ("time_to_first_token", "inter_token_latency", "latency"))
-_TIME_AT = tuple((_AT[name], 2 * (LOGARITHMS_AT + number)) for number, name in enumerate(TIMES))
 _EXPOSURES = 0
 _FELL_BACK = EXCLUDED.index("fell_back")
 
@@ -137,65 +131,14 @@ class Experiment:
             self._counters.count(arm, EXCLUDED.index(why))
             return None
         assert plan.unit is not None
-        counters, bucket, own, left = self._counters, plan.unit.bucket, ended.own, ended.outcome == "client_gone"
-        record = counters.record(arm, bucket)
-        answered, failed = own == "ok", own in FAILURES
-        record[_REFUSED] += 1.0
-        if not (answered or failed or own == "client_gone"):
-            record[_REFUSED + 1] += 1.0
-        record[_ABANDONED] += 1.0
-        if left:
-            record[_ABANDONED + 1] += 1.0
-        # What an arm that refused, or whose client left, would have done is unknown.
-        if answered or failed:
-            record[_SUCCESS] += 1.0
-            record[_SUCCESS + 1] += answered
-            if not left:
-                record[_SERVED] += 1.0
-                record[_SERVED + 1] += ended.outcome == "ok"
-        if own == "client_gone" or (answered and ended.usage is not None):
-            self._add_times(arm, record, ended, left=left)
+        counters, bucket = self._counters, plan.unit.bucket
+        if count_request(counters, arm, bucket, ended):
             for reason in ended.reasons:
                 counters.count(arm, REASON_AT[reason])
-        elif own != ended.outcome:
+        elif ended.own != ended.outcome:
             counters.count(arm, _FELL_BACK)
-        counters.replace(arm, bucket, record)
-        takes_feedback = self.takes_feedback and answered and ended.usage is not None
+        takes_feedback = self.takes_feedback and ended.own == "ok" and ended.usage is not None
         return Answered(self._tag, arm, bucket) if takes_feedback else None
-
-    def _add_times(self, arm: int, record: list[float], ended: Outcome, *, left: bool) -> None:
-        """Add the times and tokens of a request that its own arm answered, or whose client left meanwhile.
-
-        The times of the latter are censored: it would have lasted at least that long. Means have this lower bound, and
-        quantiles rank it as longest.
-        """
-        usage, total, first = ended.usage, ended.total, ended.first
-        times = [(_LATENCY, total)]
-        if first is not None:
-            times.append((_FIRST, first))
-        elif left and ended.streamed:
-            times.append((_FIRST, total))
-        if usage is not None and not left:
-            tokens = usage.completion_tokens
-            record[_PROMPT_TOKENS] += 1.0
-            record[_PROMPT_TOKENS + 1] += usage.prompt_tokens
-            record[_COMPLETION_TOKENS] += 1.0
-            record[_COMPLETION_TOKENS + 1] += tokens
-            # One token has no interval between tokens.
-            if first is not None and tokens > 1:
-                times.append((_BETWEEN, (total - first) / (tokens - 1)))
-        bins = []
-        for time, seconds in times:
-            at, logarithm_at = _TIME_AT[time]
-            logarithm, number = logarithm_and_bin(seconds)
-            record[at] += 1.0
-            record[at + 1] += seconds
-            record[logarithm_at] += 1.0
-            record[logarithm_at + 1] += logarithm
-            # A first token that came is no lower bound, whatever happened later.
-            censored = left and (time != _FIRST or first is None)
-            bins.append((time, UNFINISHED if censored else number))
-        self._counters.add_to_bins(arm, bins)
 
     def shadowed(self, target: Target, bucket: int, values: Sequence[float | None]) -> None:
         """Count a copy for a shadow that ended or was dropped.

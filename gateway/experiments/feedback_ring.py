@@ -30,6 +30,7 @@ from gateway.storage.mapped_file import map_file
 _SETS, _WAYS = 1024, 64  # 65,536 entries of 160 bytes: 10 MiB per worker
 _CELL, _WORDS = struct.Struct("<Qd"), struct.Struct("<QII")
 _NAME_SIZE = 16
+_NAME = struct.Struct(f"{_NAME_SIZE}s")
 _CELLS_AT = _NAME_SIZE + _WORDS.size
 _ENTRY_SIZE = _CELLS_AT + FEEDBACK_METRICS * _CELL.size
 _SET_SIZE = _WAYS * _ENTRY_SIZE
@@ -58,7 +59,9 @@ def name_of(id: str, owner: bytes, *, of_client: bool = False) -> bytes:
         of_client: whether the id is the client's own.
     """
     hasher = _keyed(owner).copy()
-    hasher.update((b"client " if of_client else b"") + id.encode("utf-8", "surrogatepass"))
+    if of_client:
+        hasher.update(b"client ")
+    hasher.update(id.encode() if id.isascii() else id.encode("utf-8", "surrogatepass"))
     return hasher.digest()
 
 
@@ -129,7 +132,7 @@ class FeedbackRing:
         # The name last, so that who finds it finds the rest. No lock: the client does not have the end of the answer
         # yet, and its earlier feedback finds no entry.
         _NEW.pack_into(table, at + _NAME_SIZE, stratum, arm, bucket, of)
-        table[at : at + _NAME_SIZE] = name
+        _NAME.pack_into(table, at, name)
 
     @contextmanager
     def _entry(self, name: bytes) -> Iterator[Place | None]:
@@ -179,4 +182,4 @@ def _find(table: mmap.mmap, name: bytes) -> int | None:
 
 
 def _set_of(name: bytes) -> int:
-    return int.from_bytes(name[:8]) % _SETS
+    return (name[6] << 8 | name[7]) % _SETS  # of the first 64 bits, as a number

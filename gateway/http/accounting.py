@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
@@ -12,7 +12,7 @@ from gateway.access.limits import Ticket
 from gateway.config import BILLION
 from gateway.experiments.experiments import Exposure
 from gateway.experiments.outcome import Outcome
-from gateway.http.record import log_record, record_of
+from gateway.http.record import log_record, logged, record_of
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
 from gateway.usage.record import Record
@@ -45,6 +45,9 @@ class RequestAccount:
         stage: what is being done.
         ignored: fields of the body that had no effect.
         cache_control: the client's header of that name.
+        from_console: whether the console asked.
+        decoded: when the targets were chosen; None before.
+        message: of the error that was sent; "" without one.
         cache_hit: whether the answer came out of the endpoint's cache; None: it was not looked for there.
         status: the HTTP status sent; 0 before.
         first_event: when the backend's first event came; 0.0 before.
@@ -69,7 +72,7 @@ class RequestAccount:
     trace_id: str | None = None
     key: Key | None = None
     ticket: Ticket | None = None
-    quotas: tuple[Quota, ...] = ()
+    quotas: Sequence[Quota] = ()
     cost: int = 0
     request: Request | None = None
     plan: Plan | None = None
@@ -79,6 +82,9 @@ class RequestAccount:
     stage: Stage = "read"
     ignored: tuple[str, ...] = ()
     cache_control: str = ""
+    from_console: bool = False
+    decoded: float | None = None
+    message: str = ""
     cache_hit: bool | None = None
     status: int = 0
     first_event: float = 0.0
@@ -152,6 +158,7 @@ class RequestAccount:
         self.record = record = record_of(self)
         if self.plan is not None and (ledger := self.service.ledger_of(self.plan.targets[0].endpoint)) is not None:
             ledger.put(record)
+        self.service.requests.add(logged(self, record))
         unit = self.plan.unit if self.plan is not None else None
         log_record(
             record,
@@ -204,7 +211,7 @@ class RequestAccount:
             metrics.ignored_fields.add((self.protocol, self.route), len(self.ignored))
         if target is not None:
             endpoint, served = target.endpoint, target.entity.name
-            self.service.count(endpoint, self.duration, self.outcome == "ok")
+            self.service.counts.add(endpoint, self.duration, ok=self.outcome == "ok")
             metrics.served_requests.add((endpoint, served, self.outcome))
             if self.cost:
                 metrics.cost.add((endpoint, served), self.cost / BILLION)

@@ -15,6 +15,7 @@ import structlog
 from gateway.config import BILLION
 from gateway.experiments.outcome import exclusion
 from gateway.export.rows import Choice, Response, Row
+from gateway.observability.request_log import LoggedRequest
 from gateway.usage.record import Record, hashed, storable
 from schemas.ir import Embed, Generate, Tokenize
 from schemas.origin import Origin, Relay
@@ -66,6 +67,60 @@ def record_of(account: RequestAccount) -> Record:
         asked,
         answered,
     )
+
+
+def logged(account: RequestAccount, record: Record) -> LoggedRequest:
+    """The request as the console shows it."""
+    target, plan = account.target, account.plan
+    assigned = plan.targets[0].entity.name if plan is not None else None
+    return LoggedRequest(
+        record.request_id,
+        record.time_ms / 1000,
+        record.key,
+        record.key_id,
+        record.endpoint,
+        record.served_entity,
+        target.entity.backend if target is not None else None,
+        assigned if target is not None and assigned != target.entity.name else None,
+        record.protocol,
+        record.route,
+        record.kind,
+        record.streamed,
+        record.status,
+        record.outcome,
+        record.stage,
+        account.message[:500],
+        record.finish_reasons,
+        account.decoded,
+        account.first_event or None,
+        record.time_to_first_token,
+        record.duration,
+        record.prompt_tokens,
+        record.cached_tokens,
+        record.completion_tokens,
+        record.cost / BILLION if target is not None and target.entity.price is not None else None,
+        record.cache_hit,
+        account.trace_id,
+        account.from_console,
+        _parameters(account.request) if isinstance(account.request, Generate) else {},
+    )
+
+
+def _parameters(request: Generate) -> dict[str, object]:
+    """The parameters of a request that are set, without any text of the client."""
+    sampling = request.sampling
+    found: dict[str, object] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": None if sampling.seed_drawn else sampling.seed,
+        "max_tokens": request.stopping.max_new_tokens,
+        "choices": request.n if request.n > 1 else None,
+        "tools": len(request.tools) or None,
+        "grammar": type(request.grammar).__name__ if request.grammar is not None else None,
+        "lora_adapter": request.lora_adapter,
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def log_record(

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
-from adapters.base import Call
+from adapters.base import Call, Reply
 from backends.observation import OBSERVER
 from gateway.access.keys import KEY_HEADERS, given_key
 from gateway.http.accounting import RequestAccount
@@ -29,6 +29,7 @@ from gateway.http.record import row_of
 from gateway.mounts import Operation
 from gateway.routing.target import Plan
 from gateway.service import Service
+from gateway.storage.decoded_requests import Name, name_of
 from schemas.catalog import Catalog, Change
 from schemas.errors import InvalidRequest, Overloaded, RateLimited, RequestTimeout
 from schemas.ir import Embed, Generate, Request
@@ -39,6 +40,8 @@ MODEL_HEADER = "x-gateway-model-name"
 
 TIMEOUT_HEADER = "x-request-timeout"
 """Seconds that a client waits for the beginning of its answer: what it no longer waits for is not begun."""
+CONSOLE_HEADER = "x-interlingua-console"
+"""Marks requests of the console, which are trials: they count in no experiment, and no shadow gets copies."""
 _LARGE = 1 << 20
 """Bytes of a body from which it is decoded in a thread: the event loop would stand still for milliseconds."""
 
@@ -53,7 +56,17 @@ class RequestHandler:
         scope, send: ASGI's.
     """
 
-    __slots__ = ("_account", "_observer", "_operation", "_owner", "_parameters", "_responder", "_scope", "_service")
+    __slots__ = (
+        "_account",
+        "_name",
+        "_observer",
+        "_operation",
+        "_owner",
+        "_parameters",
+        "_responder",
+        "_scope",
+        "_service",
+    )
 
     def __init__(
         self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, send: Send
@@ -62,7 +75,8 @@ class RequestHandler:
         self._operation = operation
         self._parameters = parameters
         self._scope = scope
-        self._owner: bytes | None = None
+        self._owner: str | None = None
+        self._name: Name | None = None
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
         flow = cast(Flow | None, (scope.get("extensions") or {}).get(FLOW_EXTENSION, {}).get("flow"))
         self._responder = Responder(operation.codec, self._account, send, flow, head=scope["method"] == "HEAD")
@@ -74,7 +88,13 @@ class RequestHandler:
         OBSERVER.set(self._observer)
         try:
             planned = await self._plan(receive)
-            if planned is not None:
+            # A cached answer is sent at once: a watch over the client would cost more than it.
+            if planned is None:
+                return
+            if await self._responder.replay(*planned):
+                if self._name is not None and self._service.decoded is not None:
+                    self._service.decoded.put(self._name, planned[0])
+            else:
                 await cancel_on_disconnect(receive, self._responder.answer(*planned))
         # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown, for instance, after
         # the drain time.
@@ -84,7 +104,7 @@ class RequestHandler:
         finally:
             self._account.close()
             self._observer.close()
-            if self._owner is not None:
+            if self._owner is not None and self._service.shares is not None:
                 self._service.shares.leave(self._owner)
             if (exporter := self._service.exporter) is not None:
                 row = row_of(self._account, with_text=exporter.with_text)
@@ -99,7 +119,7 @@ class RequestHandler:
             if read is None:
                 return None
             call, body = read
-            if self._operation.variant is not None:
+            if self._operation.variants:
                 self._choose(self._operation.for_body(body))
             if self._operation.route.kind == "describe":
                 account.stage = "describe"
@@ -110,12 +130,15 @@ class RequestHandler:
             # The answer describes what is deployed after the change.
             if isinstance(request, Change):
                 account.stage, account.ignored = "manage", request.unknown
-                await service.manage(request)
+                await service.manage(request, by=account.key.name if account.key is not None else "")
                 await self._describe(call, body)
                 return None
+            if isinstance(request, Reply):
+                await responder.reply(request)
+                return None
             if self._owner is not None and isinstance(request, Generate | Embed | Relay):
-                request = replace(request, flow=self._owner.hex())
-            return request, self._route(request, call)
+                request = replace(request, flow=self._owner)
+            return request, await self._route(request, call)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             if isinstance(error, RateLimited):
                 account.quotas = error.quotas
@@ -123,24 +146,28 @@ class RequestHandler:
             await responder.refuse(error)
             return None
 
-    def _route(self, request: Request, call: Call) -> Plan:
+    async def _route(self, request: Request, call: Call) -> Plan:
         """Pick the targets of a request, and count it for its limits and its experiment.
-
-        No coroutine: a change of what is deployed between the plan and the exposure would replace the experiment.
 
         Raises:
             schemas.errors.RequestError: nothing answers it, or a limit is reached.
         """
         service, account = self._service, self._account
         account.stage, account.request = "route", request
-        account.plan = plan = service.router.plan(request, call.headers)
-        account.ticket = ticket = service.limit(account.key, plan, request)
+        router = service.router
+        account.from_console = CONSOLE_HEADER in call.headers
+        account.plan = plan = router.plan(request, call.headers)
+        account.ticket = ticket = await service.limit(account.key, plan, request)
+        # A change of what is deployed has replaced the experiments, too. Nothing is awaited from here to the exposure.
+        if service.router is not router:
+            account.plan = plan = service.router.plan(request, call.headers)
         if ticket is not None:
             account.quotas = ticket.quotas
         if service.exporter is not None:
             account.version = service.catalog.cards[plan.targets[0].endpoint].version
         account.texts = {} if service.keeps_texts else None
-        if plan.has_experiment:
+        account.decoded = monotonic() - account.began
+        if plan.has_experiment and not account.from_console:
             account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         return plan
 
@@ -162,7 +189,7 @@ class RequestHandler:
         headers = decode_headers(self._scope["headers"])
         self._observer.trace(headers, self._scope, route.path)
         if route.kind == "manage":
-            service.keys.check_admin(headers)
+            self._account.key = service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
             self._account.key = service.keys.check(headers)
         # Before the body, too: under overload a refusal must cost little.
@@ -203,12 +230,16 @@ class RequestHandler:
         """
         if self._service.full:
             raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
-        self._owner = self._service.shares.enter(headers)
+        if (shares := self._service.shares) is not None:
+            key = self._account.key
+            owner = key.digest if key is not None else self._service.keys.owner(headers).hex()
+            shares.enter(owner)
+            self._owner = owner  # `run` has it leave
         if (given := headers.get(TIMEOUT_HEADER)) is not None:
             self._account.time_allowed = _seconds(given)
         self._account.cache_control = headers.get("cache-control", "")
 
-    async def _decode(self, call: Call, body: bytes) -> Request | Change:
+    async def _decode(self, call: Call, body: bytes) -> Request | Change | Reply:
         """What the body asks for.
 
         Raises:
@@ -217,7 +248,13 @@ class RequestHandler:
         allowed = self._account.time_allowed
         if allowed is not None and monotonic() - self._account.began >= allowed:
             raise RequestTimeout("The request did not arrive in the time that it allows.")
-        decode, route = self._operation.codec.decode, self._operation.route
+        service, decode, route = self._service, self._operation.codec.decode, self._operation.route
+        # Catalogs that are made for one request, and records of a key, belong to no other request.
+        if service.decoded is not None and call.catalog is service.catalog and call.records is None:
+            self._name = name_of(self._operation, call, body)
+            if (known := service.decoded.get(self._name, call.catalog)) is not None:
+                self._name = None
+                return replace(known, id=call.id)
         # Decoding a small body takes less time than handing it to a thread and waiting for the result.
         if len(body) > _LARGE:
             return await asyncio.to_thread(decode, route, body, call)
@@ -231,7 +268,7 @@ class RequestHandler:
         """
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
         # It is read anew, since a change may have been made meanwhile.
-        counted = self._shown(self._service.counted_catalog())
+        counted = self._shown(self._service.counts.joined(self._service.catalog))
         call = replace(call, catalog=replace(counted, default=call.catalog.default))
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 

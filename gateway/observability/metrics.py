@@ -15,13 +15,13 @@ from backends.base import Backend, Health
 from gateway.config import ServedEntity
 from gateway.observability.counters import Counter, Gauge, Histogram, Instrument, SummingCollector
 from gateway.observability.engine_metrics import EngineCollector
-from gateway.observability.series_file import Labels, SeriesFile
+from gateway.observability.series_file import Labels, SeriesFile, Totals
 from schemas.ir import FinishReason, Usage
 
 # From a cached first token to a long answer; all latencies share the bounds, so that they can be compared.
-_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 # Between two tokens: finer where models are.
-_TOKEN_SECONDS = (
+TOKEN_SECONDS = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25),
     *(0.5, 1, 2.5, 5, 10),
 )
@@ -59,6 +59,10 @@ class Metrics:
     def render(self) -> bytes:
         """Return the text exposition."""
         return generate_latest(self.registry)
+
+    def totals(self, *, living: bool = False) -> Totals:
+        """All series, summed over all workers, or over the `living` ones, as for gauges."""
+        return self._file.read(living=living)
 
     def close(self) -> None:
         """Stop counting as a living worker; the counts stay in the sums."""
@@ -128,24 +132,24 @@ class Metrics:
             "vllm:request_success", "Choices that ended, by their reason", *_ANSWERED, "finished_reason"
         )
         self.time_to_first_token = histogram(
-            "vllm:time_to_first_token_seconds", "Time to the first token of a stream", _SECONDS
+            "vllm:time_to_first_token_seconds", "Time to the first token of a stream", SECONDS
         )
         self.inter_token_latency = histogram(
-            "vllm:inter_token_latency_seconds", "Time between two chunks of a stream", _TOKEN_SECONDS
+            "vllm:inter_token_latency_seconds", "Time between two chunks of a stream", TOKEN_SECONDS
         )
         self.time_per_output_token = histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean time per token of a stream", _TOKEN_SECONDS
+            "vllm:request_time_per_output_token_seconds", "Mean time per token of a stream", TOKEN_SECONDS
         )
-        self.request_latency = histogram("vllm:e2e_request_latency_seconds", "Time to the last event", _SECONDS)
-        self.queue_time = histogram("vllm:request_queue_time_seconds", "Wait for the engine's batch", _SECONDS)
+        self.request_latency = histogram("vllm:e2e_request_latency_seconds", "Time to the last event", SECONDS)
+        self.queue_time = histogram("vllm:request_queue_time_seconds", "Wait for the engine's batch", SECONDS)
         self.prefill_time = histogram(
-            "vllm:request_prefill_time_seconds", "From the engine's batch to the first token", _SECONDS
+            "vllm:request_prefill_time_seconds", "From the engine's batch to the first token", SECONDS
         )
         self.decode_time = histogram(
-            "vllm:request_decode_time_seconds", "From the first token to the last one", _SECONDS
+            "vllm:request_decode_time_seconds", "From the first token to the last one", SECONDS
         )
         self.inference_time = histogram(
-            "vllm:request_inference_time_seconds", "From the engine's batch to the last token", _SECONDS
+            "vllm:request_inference_time_seconds", "From the engine's batch to the last token", SECONDS
         )
         self.request_prompt_tokens = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self.request_generation_tokens = histogram(
@@ -158,7 +162,7 @@ class Metrics:
         )
         self.retries = self._counter("gw_upstream_retries", "Requests sent to a server again", "backend")
         self.upstream_latency = Histogram(
-            self._file, "gw_upstream_latency_seconds", "Time to a server's whole answer", ("backend",), _SECONDS
+            self._file, "gw_upstream_latency_seconds", "Time to a server's whole answer", ("backend",), SECONDS
         )
         self._instruments.append(self.upstream_latency)
         self.up = self._gauge("gw_backend_up", "Share of workers to which a backend is ready", "backend", mean=True)

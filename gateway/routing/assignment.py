@@ -13,8 +13,9 @@ from math import log
 
 import msgspec
 
+from backends.prompts import conversation_of
 from gateway.access.keys import given_key
-from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart
+from schemas.ir import Generate, Request
 
 # A power of two: `feedback_ring` stores a bucket in 9 bits, and the 16-bit hash of `bucket_of` divides evenly.
 BUCKETS = 512
@@ -54,6 +55,7 @@ class Rendezvous:
         if not any(weight > 0 for weight in weights.values()):
             raise ValueError(f"no arm of {endpoint} has a positive weight")
         self._arms = [(_keyed(endpoint, arm).copy, float(weight)) for arm, weight in weights.items()]
+        self._weighted = [(place, *arm) for place, arm in enumerate(self._arms) if arm[1] > 0]
 
     def scores(self, unit: str) -> list[float]:
         """Each arm's score, `w / -ln u` with u the hash of (endpoint, arm, unit) in (0, 1); 0 for a weight of 0."""
@@ -68,14 +70,24 @@ class Rendezvous:
 
     def chosen(self, unit: str) -> int:
         """The place of the unit's arm: the one with the highest score."""
-        scores = self.scores(unit)
-        return scores.index(max(scores))
+        # As `scores`, but for every request.
+        data, chosen, highest = _bytes(unit), 0, 0.0
+        for place, copy, weight in self._weighted:
+            hasher = copy()
+            hasher.update(data)
+            score = weight / -log((_integer(hasher.digest()) + 0.5) * _SCALE)
+            if score > highest:
+                chosen, highest = place, score
+        return chosen
 
 
 def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
     """The arm of a unit; the arguments and errors are those of `Rendezvous`, which decides for many units."""
     return list(weights)[Rendezvous(endpoint, weights).chosen(unit)]
 
+
+OWN_ID = "request"
+"""The source of a unit that is one request."""
 
 Source = tuple[str, Callable[[Request, Mapping[str, str]], str | None]]
 """Where a unit may come from: its name, and what reads it from a request and its headers."""
@@ -86,12 +98,12 @@ def sources(names: Iterable[str]) -> tuple[Source, ...]:
     return tuple((name, _reader(name)) for name in names)
 
 
-def unit_of(request: Request, headers: Mapping[str, str], order: Iterable[Source]) -> Unit:
-    """The unit from the first source of `order` that the request has; else its own id."""
+def source_of(request: Request, headers: Mapping[str, str], order: Iterable[Source]) -> tuple[str, str]:
+    """The first source of `order` that the request has, and the unit's value there; else the request's own id."""
     for source, read in order:
         if value := read(request, headers):
-            return Unit(source, value, bucket_of(value))
-    return Unit("request", request.id, bucket_of(request.id))
+            return source, value
+    return OWN_ID, request.id
 
 
 def bucket_of(value: str) -> int:
@@ -99,12 +111,16 @@ def bucket_of(value: str) -> int:
     # Not keyed by endpoint or arm: a bucket says nothing about the assignment, as the statistics require.
     hasher = _EMPTY.copy()
     hasher.update(_bytes(value))
-    return _integer(hasher.digest()) % BUCKETS
+    high, low = hasher.digest()
+    return (high << 8 | low) % BUCKETS
 
 
 def _bytes(unit: str) -> bytes:
-    # `surrogateescape`: Python decodes command-line bytes that are not UTF-8 to lone surrogates (`gateway explain`).
-    return unit.encode("utf-8", "surrogateescape")
+    try:
+        return unit.encode()
+    except UnicodeEncodeError:
+        # Python decodes command-line bytes that are not UTF-8 to lone surrogates (`gateway explain`).
+        return unit.encode("utf-8", "surrogateescape")
 
 
 def _keyed(endpoint: str, arm: str) -> hashlib.blake2b:
@@ -119,9 +135,9 @@ def _reader(source: str) -> Callable[[Request, Mapping[str, str]], str | None]:
         name = source.removeprefix("header:").lower()
         return lambda _, headers: headers.get(name)
     readers: dict[str, Callable[[Request, Mapping[str, str]], str | None]] = {
-        "request": lambda request, _: request.id,
+        OWN_ID: lambda request, _: request.id,
         "api_key": lambda _, headers: _api_key(headers),
-        "conversation": lambda request, _: _conversation(request) if isinstance(request, Generate) else None,
+        "conversation": lambda request, _: conversation_of(request) if isinstance(request, Generate) else None,
     }
     # The others are fields, which not every kind of request has.
     return readers.get(source, lambda request, _: getattr(request, source, None))
@@ -131,24 +147,3 @@ def _api_key(headers: Mapping[str, str]) -> str | None:
     key = given_key(headers)
     # A unit may be shown, a key never.
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
-
-
-def _conversation(request: Generate) -> str | None:
-    """A digest of the messages up to the user's first one, which all turns of a conversation share."""
-    prompt = request.prompts[0]  # several prompts in one request share its unit
-    if not isinstance(prompt, ChatPrompt):
-        return None
-    hasher = hashlib.blake2b(digest_size=16)
-    for message in prompt.messages:
-        hasher.update(f"{message.role}\0{_text(message)}\0".encode("utf-8", "surrogatepass"))
-        # Later turns differ, and the answers of an arm are among them: they must not change the assignment.
-        if message.role == "user":
-            break
-    return hasher.hexdigest()
-
-
-def _text(message: Message) -> str:
-    content = message.content or ""
-    if isinstance(content, str):
-        return content
-    return "\0".join(part.text for part in content if isinstance(part, TextPart))

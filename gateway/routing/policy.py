@@ -11,12 +11,17 @@ from typing import Protocol
 import msgspec
 
 from gateway.config import Endpoint, Routing
-from gateway.routing.assignment import Rendezvous, Unit, assign, sources, unit_of
+from gateway.routing.assignment import OWN_ID, Rendezvous, Unit, assign, bucket_of, source_of, sources
 from gateway.routing.target import Target
 from schemas.ir import Request
 
+_REMEMBERED = 1024
+"""Units whose order a policy remembers: users and conversations come back, and hashing them is most of the work."""
+_LONGEST_REMEMBERED = 256
+"""Characters: clients choose the values, so long ones are not kept."""
 
-class Order(msgspec.Struct, frozen=True):
+
+class Order(msgspec.Struct, frozen=True, gc=False):
     """A policy's decision: `targets` in the order in which they are asked, and the unit that it was made by."""
 
     targets: tuple[Target, ...]
@@ -59,21 +64,32 @@ class WeightedRendezvous:
         self._units = endpoint.experiment.unit
         self._sources = sources(self._units)
         self._targets: Sequence[Target] | None = None
-        self._prepared: tuple[Rendezvous, list[tuple[Target, ...]]]
+        self._rendezvous: Rendezvous
+        self._orders: list[tuple[Target, ...]]
+        self._remembered: dict[str, Order] = {}
 
     def order(self, request: Request, headers: Mapping[str, str], targets: Sequence[Target]) -> Order:
         """The target with the unit's highest score, then the others."""
         # Targets change when an arm is stopped, and for kinds of requests that not every arm takes.
         if targets is not self._targets:
-            self._prepared, self._targets = self._prepare(targets), targets
-        rendezvous, orders = self._prepared
-        unit = unit_of(request, headers, self._sources)
-        return Order(orders[rendezvous.chosen(unit.value)], unit)
+            self._prepare(targets)
+        source, value = source_of(request, headers, self._sources)
+        known = self._remembered.get(value)
+        if known is not None and known.unit.source == source:
+            return known
+        order = Order(self._orders[self._rendezvous.chosen(value)], Unit(source, value, bucket_of(value)))
+        if source != OWN_ID and len(value) <= _LONGEST_REMEMBERED:
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()  # those in use come back with their next request
+            self._remembered[value] = order
+        return order
 
-    def _prepare(self, targets: Sequence[Target]) -> tuple[Rendezvous, list[tuple[Target, ...]]]:
-        """The scores of targets, and for each of them the order in which it is the first."""
-        rendezvous = Rendezvous(self._name, {target.entity.name: target.weight for target in targets})
-        return rendezvous, [(each, *targets[:at], *targets[at + 1 :]) for at, each in enumerate(targets)]
+    def _prepare(self, targets: Sequence[Target]) -> None:
+        """Take the scores of these targets, and for each of them the order in which it is the first."""
+        self._rendezvous = Rendezvous(self._name, {target.entity.name: target.weight for target in targets})
+        self._orders = [(each, *targets[:at], *targets[at + 1 :]) for at, each in enumerate(targets)]
+        self._targets = targets
+        self._remembered.clear()
 
     def explain(self, unit: str, weights: Mapping[str, float]) -> Iterator[str]:
         """The winner, where units come from, and every served entity's score."""

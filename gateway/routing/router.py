@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from operator import attrgetter
 
 import msgspec
 
 from backends.base import Backend, Capabilities, can_answer
 from gateway.config import Endpoint, aliases_of
 from gateway.filters.chain import FilterChain
+from gateway.filters.client import client_filters
 from gateway.filters.guarded import NONE, GuardedFilter
 from gateway.routing.policy import policy_for
 from gateway.routing.target import Plan, Target
 from gateway.storage.answer_cache import AnswerCache
 from schemas.errors import ModelNotFound
 from schemas.ir import Request
+
+_CAPABILITIES = attrgetter("capabilities")
 
 
 class Router:
@@ -60,7 +64,9 @@ class Router:
         Raises:
             schemas.errors.ModelNotFound: there is no such endpoint, alias or served entity.
         """
-        plan = self._plan(request.model, request, headers)
+        if (route := self._routes.get(request.model)) is not None:
+            return route.plan(request, headers)
+        plan = self._fixed.get(request.model)
         # Aliases are tried last: a name of its own goes before an alias.
         if plan is None and (name := self._aliases.endpoint(request.model)) is not None:
             plan = self._plan(name, request, headers)
@@ -99,7 +105,8 @@ class _Route:
         filters: Mapping[str, GuardedFilter],
     ) -> None:
         self._policy = policy_for(name, endpoint)
-        chain = FilterChain([filters[each] for each in endpoint.filters]) if endpoint.filters else None
+        chosen = [*(filters[each] for each in endpoint.filters), *client_filters(endpoint.client_filters)]
+        chain = FilterChain(chosen) if chosen else None
         self.targets = tuple(
             Target(
                 name,
@@ -115,7 +122,7 @@ class _Route:
         )
         # A shadow gets copies, and answers clients that name it; the policy never picks it.
         self._live = tuple(target for target in self.targets if target.entity.shadow is None)
-        self._live_backends = [target.backend for target in self._live]
+        self._live_backends = [*dict.fromkeys(target.backend for target in self._live)]  # arms may share one
         self._candidates = self._live
         self._first = self.targets[0].entity
         self._shadows = tuple(target for target in self.targets if target.entity.shadow is not None)
@@ -137,7 +144,7 @@ class _Route:
     def _are_alike(self) -> bool:
         """Whether all arms take the same kinds of requests."""
         # A native backend's capabilities are replaced once its model is loaded; else these are the same objects.
-        known = [backend.capabilities for backend in self._live_backends]
+        known = [*map(_CAPABILITIES, self._live_backends)]
         if known != self._known:
             self._known = known
             self._alike = len({_kinds(each) for each in known if each.known}) <= 1

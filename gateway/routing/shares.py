@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
-
 from schemas.errors import RateLimited
 
 _KEPT_FREE = 8
@@ -19,38 +16,31 @@ class Shares:
 
     Args:
         places: concurrent requests of this worker.
-        owner: identifies the key in a request's headers.
-        shared: whether there are several keys.
     """
 
-    def __init__(self, places: int, owner: Callable[[Mapping[str, str]], bytes], *, shared: bool) -> None:
+    def __init__(self, places: int) -> None:
         self._places = places
-        self._owner = owner
-        self._shared = shared
-        self._running: Counter[bytes] = Counter()
+        self._running: dict[str, int] = {}
         self._total = 0
 
-    def enter(self, headers: Mapping[str, str]) -> bytes | None:
-        """Count a request; what it returns goes to `leave`.
+    def enter(self, owner: str) -> None:
+        """Count a request of a key.
 
         Raises:
-            schemas.errors.RateLimited: its key has its share already.
+            schemas.errors.RateLimited: the key has its share already.
         """
-        if not self._shared:
-            return None
-        owner = self._owner(headers)
-        running = self._running[owner]
+        running = self._running.get(owner, 0)
         if 2 * self._total >= self._places and running >= self._share(running):
             raise RateLimited("The server is busy, and this key has its share of it.", retry_after=1.0)
-        self._running[owner] += 1
+        self._running[owner] = running + 1
         self._total += 1
-        return owner
 
-    def leave(self, owner: bytes) -> None:
+    def leave(self, owner: str) -> None:
         """Count the end of a request."""
         self._total -= 1
-        self._running[owner] -= 1
-        if not self._running[owner]:
+        if left := self._running[owner] - 1:
+            self._running[owner] = left
+        else:
             del self._running[owner]
 
     def _share(self, running: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -145,6 +146,19 @@ def read_records(
     records = [dict(zip(COLUMNS, row[1:], strict=True)) for row in found[:limit]]
     last = [records[-1]["time_ms"], found[limit - 1][0]] if len(found) > limit else None
     return records, last
+
+
+def read_record(database: Database, request_id: str) -> dict[str, Any] | None:
+    """The record of a request of the last day; None if there is none.
+
+    Raises:
+        DatabaseError: the database cannot be read.
+    """
+    names = ", ".join(f'"{name}"' for name in COLUMNS)
+    since = int(time.time() * 1000) - _DAY  # there is an index of times, and none of ids
+    statement = f"SELECT {names} FROM usage_record WHERE time_ms >= ? AND request_id = ? LIMIT 1"  # noqa: S608
+    found = database.execute(statement, [since, request_id])
+    return dict(zip(COLUMNS, found[0], strict=True)) if found else None
 
 
 def all_records(database: Database, within: Range, limit: int | None = None) -> Iterator[dict[str, Any]]:

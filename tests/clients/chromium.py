@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from typing import Any
 
 PATH = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 LIMIT = 120  # seconds
+KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32}
+"""Names of keys, and their codes on Windows, which Chromium goes by."""
 
 
 class Page:
@@ -46,6 +49,26 @@ class Page:
             assert time.monotonic() < deadline, (script, self.run("document.body.innerText"), self.errors)
             time.sleep(0.05)
         return value
+
+    def show(self, width: int, height: int = 900, *, dark: bool = False) -> None:
+        """Have the page this size in CSS pixels, in light or dark."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def screenshot(self, path: Path) -> None:
+        """Write an image of what is shown, in WebP or PNG by the name of the file."""
+        kind = {"format": "webp", "quality": 82} if path.suffix == ".webp" else {"format": "png"}
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", **kind)["data"]))
+
+    def press(self, key: str) -> None:
+        """Press a key that types nothing, such as Tab."""
+        for type in ("keyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", type=type, key=key, code=key, windowsVirtualKeyCode=KEYS[key])
+
+    def type(self, text: str) -> None:
+        """Type a text into what has the focus."""
+        self._call("Input.insertText", text=text)
 
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1

@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("file", ["openai.test.mjs", "anthropic.test.mjs", "ai.test.mjs", "huggingface.test.mjs"])
+@pytest.mark.parametrize("file", sorted(path.name for path in HERE.glob("*.test.mjs")))
 def test_node(server: Server, file: str) -> None:
     variables = {"INTERLINGUA_URL": server.url, "INTERLINGUA_MODEL": server.model}
     run = subprocess.run(

@@ -121,8 +121,8 @@ def test_targets_in_trouble_come_last_and_stay() -> None:
 def test_ended_requests_are_counted_by_endpoint() -> None:
     served = service()
     for seconds, ok in ((1.0, True), (2.0, True), (0.5, False)):
-        served.count("chat", seconds, ok)
-    counts = served.counted_catalog().cards["chat"].counts
+        served.counts.add("chat", seconds, ok=ok)
+    counts = served.counts.joined(served.catalog).cards["chat"].counts
     assert counts is not None
     assert (counts.succeeded, counts.succeeded_ns, counts.failed, counts.failed_ns) == (2, 3 * 10**9, 1, 5 * 10**8)
 

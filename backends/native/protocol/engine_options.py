@@ -12,14 +12,14 @@ LoraName = Annotated[
 """A LoRA adapter's name, valid in every protocol that can name one. It is a key of a table, never a path."""
 
 
-class EngineOptions(msgspec.Struct, frozen=True):
+class ModelOptions(msgspec.Struct, frozen=True):
     """How to load and run a model.
 
     Attributes:
         model: folder of a checkpoint as `save_pretrained` writes it.
         dtype: `auto` (see `weights.pick_dtype`), `float32`, `bfloat16` (or `bf16`), `float16`; `int8` or `int4` for
             quantized weights (see `quantized_linear`).
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `auto`, `cpu`, or an accelerator as torch names it: `cuda` (also ROCm), `xpu`, `mps`, `cuda:1`.
         threads: CPU threads of torch; 0: all physical cores but one, which is left to the workers.
         context_length: tokens; shortens the model's own context.
         max_sequences: sequences in one batch.
@@ -53,3 +53,15 @@ class EngineOptions(msgspec.Struct, frozen=True):
     execution_path: str = "auto"
     lora_adapters: dict[LoraName, str] = {}
     lora_folder: str = ""
+
+
+class EngineOptions(ModelOptions, frozen=True):
+    """The options of one engine, which may be one of several on a machine.
+
+    Attributes:
+        replica_number: its number, from 0.
+        replica_count: how many they are: they share the machine's devices, or its cores and memory.
+    """
+
+    replica_number: int = 0
+    replica_count: int = 1

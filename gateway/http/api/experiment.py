@@ -35,9 +35,9 @@ async def reset(service: Service, name: str, scope: HTTPScope, send: Send) -> No
     Raises:
         schemas.errors.RequestError: a wrong key, no such endpoint, or it has no experiment.
     """
-    service.keys.check_reset(decode_headers(scope["headers"]))
+    by = service.keys.check_reset(decode_headers(scope["headers"]))
     _find(service, name)
-    await service.reset(name)
+    await service.reset(name, by)
     await _reply(service, scope, send, msgspec.json.encode(service.ramps.full_report(name)))
 
 
@@ -47,9 +47,9 @@ async def restart_ramp(service: Service, name: str, scope: HTTPScope, send: Send
     Raises:
         schemas.errors.RequestError: a wrong key, no such endpoint, it has no ramp, or is being updated.
     """
-    service.keys.check_reset(decode_headers(scope["headers"]))
+    by = service.keys.check_reset(decode_headers(scope["headers"]))
     _find(service, name)
-    await service.restart_ramp(name)
+    await service.restart_ramp(name, by)
     await _reply(service, scope, send, msgspec.json.encode(service.ramps.full_report(name)))
 
 

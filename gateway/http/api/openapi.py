@@ -22,7 +22,7 @@ from schemas.catalog import Catalog, ModelCard
 from schemas.ir import Delta, Finished, FinishReason, Generate, Started, Token, Usage
 
 _PARAMETER = re.compile(r"{(\w+)(?::\w+)?}")
-_TIME = re.compile(rb'"(created|created_at|completed_at)":\d+')
+_TIME = re.compile(rb'"(created|created_at|completed_at|total_duration|(?:prompt_)?eval_duration)":(?:\d+|"[^"]*")')
 _DESCRIBED = ("unauthorized", "model_not_found", "internal")
 _RUN = (
     *("invalid_request", "malformed_body", "unsupported", "context_length", "body_too_large", "request_timeout"),
@@ -230,24 +230,24 @@ def _answer(codec: ServerCodec, route: Route, schemas: Mapping[str, Any]) -> Jso
     if not route.streams:
         return whole
     # OpenAPI 3.1 cannot describe the events of a stream, so a whole one is shown.
-    example = _stream(codec, route)
-    return whole | {"text/event-stream": {"schema": {"type": "string"}} | ({"example": example} if example else {})}
+    media_type, example = _stream(codec, route)
+    return whole | {media_type: {"schema": {"type": "string"}} | ({"example": example} if example else {})}
 
 
-def _stream(codec: ServerCodec, route: Route) -> str:
-    """The stream of a short answer, as the codec writes it; empty if no route has an example of such a body."""
+def _stream(codec: ServerCodec, route: Route) -> tuple[str, str]:
+    """The media type and the bytes of a short stream as the codec writes it; no bytes if no route has an example."""
     similar = (other for other in codec.routes if other.example is not None and issubclass(route.body, other.body))
     asked = route.example or next((other.example for other in similar), None)
     if asked is None:  # in a protocol of another package
-        return ""
+        return "text/event-stream", ""
     body = msgspec.json.encode(asked).replace(b"{model}", _MODEL.encode())
     catalog = Catalog({_MODEL: ModelCard(name=_MODEL)}, _MODEL)
     names = dict.fromkeys(_PARAMETER.findall(route.path), _MODEL)
     request = codec.decode(route, body, Call("0", catalog, names | ({"version": "1"} if "version" in names else {})))
     assert isinstance(request, Generate)
-    written = codec.encoder(msgspec.structs.replace(request, stream=True)).feed(_EVENTS)
+    encoder = codec.encoder(msgspec.structs.replace(request, stream=True))
     # The document must be the same at every start.
-    return _TIME.sub(rb'"\1":0', written).decode()
+    return encoder.media_type.partition(";")[0], _TIME.sub(rb'"\1":0', encoder.feed(_EVENTS)).decode()
 
 
 def _content(type: Any, schemas: Mapping[str, Any]) -> Json:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from gateway.experiments.counters_file import CountersFile, Layout
+from gateway.experiments.statistics.histogram import BINS
 
 LAYOUT = Layout(arms=2, rows=3, histograms=2, totals=4)
 ONE = Layout(arms=1, rows=1, totals=1)
@@ -17,7 +18,7 @@ def test_counts_and_sums_are_those_of_all_workers(tmp_path: Path) -> None:
     one.add(1, 511, ((2, 0.5), (1, 4.0)))
     two.add(1, 511, ((2, 1.5),))
     for each in (one, two):
-        each.add_to_bins(1, [(1, 7)])
+        each.data[each.histograms(1) + BINS + 7] += 1.0
     two.correct(1, 511, 2, -1.0)
     two.add(0, 0, ((0, 7.0),))
     for each in (one, two):
@@ -42,10 +43,10 @@ def test_a_worker_continues_the_file_of_the_one_that_it_replaces(tmp_path: Path)
 def test_a_record_is_the_counters_of_an_arm_and_a_bucket() -> None:
     counters = CountersFile(LAYOUT)
     counters.add(1, 5, ((0, 1.0), (2, 3.0)))
-    record = counters.record(1, 5)
-    assert record == [1.0, 1.0, 0.0, 0.0, 1.0, 3.0]
-    record[3] += 0.5
-    counters.replace(1, 5, record)
+    at = counters.offset(1, 5)
+    record = counters.record(at)
+    assert record == (1.0, 1.0, 0.0, 0.0, 1.0, 3.0)
+    counters.replace(at, *record[:3], record[3] + 0.5, *record[4:])
     assert counters.read().rows[1, :, :, 5].tolist() == [[1.0, 1.0], [0.0, 0.5], [1.0, 3.0]]
     assert np.count_nonzero(counters.read().rows) == 5
 

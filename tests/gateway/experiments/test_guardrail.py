@@ -11,7 +11,7 @@ from gateway.experiments.counters_file import CountersFile, Layout
 from gateway.experiments.guardrail import FIRST_BET, broken
 from gateway.experiments.metrics import METRICS, TIMES, TOTALS
 from gateway.experiments.report import SplitSums
-from gateway.experiments.statistics.histogram import logarithm_and_bin
+from gateway.experiments.statistics.histogram import BINS, logarithm_and_bin
 from gateway.routing.assignment import BUCKETS
 
 ARMS = tuple(ServedEntity(name=name, backend="s", traffic_percentage=50) for name in "ab")
@@ -27,7 +27,7 @@ def counted(slow: float) -> SplitSums:
             long = arm and number < slow * 4000
             logarithm, at = logarithm_and_bin(float(seconds * 10 if long else seconds))
             counters.add(arm, number * 7 % BUCKETS, [(1 + len(METRICS) + LATENCY, logarithm)])
-            counters.add_to_bins(arm, [(LATENCY, at)])
+            counters.data[counters.histograms(arm) + LATENCY * BINS + at] += 1.0
     return SplitSums((50, 50), counters.read())
 
 

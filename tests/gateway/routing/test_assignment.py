@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.config import Experiment
-from gateway.routing.assignment import Unit, assign, sources, unit_of
+from gateway.routing.assignment import assign, source_of, sources
 from schemas.ir import ChatPrompt, Generate, Message, TextPart, TextPrompt
 from tests.adapters.openai.scenes import chat as openai_chat
 
@@ -75,10 +75,6 @@ def test_all_weights_zero_is_an_error() -> None:
         assign("chat", {"a": 0.0}, "u")
 
 
-def _named(unit: Unit) -> tuple[str, str]:
-    return unit.source, unit.value
-
-
 def _chat(*turns: tuple[str, str], user: str | None = None) -> Generate:
     prompt = ChatPrompt(tuple(Message(role, content) for role, content in turns))
     return Generate(id="r1", model="chat", prompts=(prompt,), user=user)
@@ -89,45 +85,45 @@ ORDER = sources(("header:x-ab-unit", "user", "client_request_id", "conversation"
 
 def test_the_first_configured_source_is_the_unit() -> None:
     request = _chat(("user", "Hi"), user="u1")
-    assert _named(unit_of(request, {"x-ab-unit": "h"}, ORDER)) == ("header:x-ab-unit", "h")
-    assert _named(unit_of(request, {}, ORDER)) == ("user", "u1")
-    assert _named(unit_of(request, {}, sources(["client_request_id"]))) == ("request", "r1")
+    assert source_of(request, {"x-ab-unit": "h"}, ORDER) == ("header:x-ab-unit", "h")
+    assert source_of(request, {}, ORDER) == ("user", "u1")
+    assert source_of(request, {}, sources(["client_request_id"])) == ("request", "r1")
     text = Generate(id="r2", model="chat", prompts=(TextPrompt("Hi"),))
-    assert _named(unit_of(text, {}, ORDER)) == ("request", "r2")
+    assert source_of(text, {}, ORDER) == ("request", "r2")
 
 
 def test_the_turns_of_a_conversation_are_one_unit() -> None:
-    first = unit_of(_chat(("system", "Be kind."), ("user", "Hi")), {}, ORDER)
+    first = source_of(_chat(("system", "Be kind."), ("user", "Hi")), {}, ORDER)
     later = _chat(("system", "Be kind."), ("user", "Hi"), ("assistant", "Hello"), ("user", "And?"))
-    assert first.source == "conversation"
-    assert unit_of(later, {}, ORDER) == first
-    assert unit_of(_chat(("system", "Be kind."), ("user", "Ho")), {}, ORDER) != first
+    assert first[0] == "conversation"
+    assert source_of(later, {}, ORDER) == first
+    assert source_of(_chat(("system", "Be kind."), ("user", "Ho")), {}, ORDER) != first
     parts = Generate(
         id="r", model="chat", prompts=(ChatPrompt((Message("system", "Be kind."), Message("user", (TextPart("Hi"),)))),)
     )
-    assert unit_of(parts, {}, ORDER) == first
+    assert source_of(parts, {}, ORDER) == first
 
 
 def test_the_default_order_prefers_who_asks_to_what_is_asked() -> None:
     order, names = sources(Experiment().unit), ["user", "safety_identifier", "prompt_cache_key"]
     for place, name in enumerate(names):
         given = openai_chat(**{later: later for later in names[place:]})
-        assert _named(unit_of(given, {}, order)) == (name, name)
+        assert source_of(given, {}, order) == (name, name)
     # Databricks' clients send a new one with every request.
     asked = replace(openai_chat(), client_request_id="c")
-    assert unit_of(asked, {}, order).source == "conversation"
-    assert unit_of(asked, {}, sources(["client_request_id"])).value == "c"
+    assert source_of(asked, {}, order)[0] == "conversation"
+    assert source_of(asked, {}, sources(["client_request_id"]))[1] == "c"
 
 
 def test_a_key_is_a_unit_only_as_a_digest() -> None:
-    unit = unit_of(_chat(("user", "Hi")), {"authorization": "Bearer secret"}, sources(["api_key"]))
-    assert unit.source == "api_key"
-    assert "secret" not in unit.value
+    unit = source_of(_chat(("user", "Hi")), {"authorization": "Bearer secret"}, sources(["api_key"]))
+    assert unit[0] == "api_key"
+    assert "secret" not in unit[1]
 
 
 def test_a_key_is_the_same_unit_in_either_header() -> None:
     request, order = _chat(("user", "Hi")), sources(["api_key"])
-    bearer = unit_of(request, {"authorization": "Bearer secret"}, order)
-    assert unit_of(request, {"x-api-key": "secret"}, order) == bearer
-    assert unit_of(request, {"x-api-key": "other"}, order) != bearer
-    assert unit_of(request, {}, order).source == "request"
+    bearer = source_of(request, {"authorization": "Bearer secret"}, order)
+    assert source_of(request, {"x-api-key": "secret"}, order) == bearer
+    assert source_of(request, {"x-api-key": "other"}, order) != bearer
+    assert source_of(request, {}, order)[0] == "request"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 from backends.scripted import ScriptedBackend
@@ -37,6 +38,21 @@ def test_the_unit_picks_the_first_and_the_others_follow_in_their_order() -> None
         assert order.unit == Unit("user", user, bucket_of(user))
         seen.add(first)
     assert seen == {"a", "b", "c"}
+
+
+def test_a_remembered_unit_keeps_its_arm_until_the_targets_change() -> None:
+    policy = WeightedRendezvous("chat", ARMS)
+    stopped = tuple(replace(target, weight=0.0) if target.entity.name == "a" else target for target in TARGETS)
+    left = {name: 0.0 if name == "a" else weight for name, weight in WEIGHTS.items()}
+    # More units than are remembered, and one with two sources.
+    for targets, weights in ((TARGETS, WEIGHTS), (TARGETS, WEIGHTS), (stopped, left)):
+        for user in map(str, range(1100)):
+            request = Generate(id="r", model="chat", prompts=(TextPrompt("Hi"),), user=user)
+            order = policy.order(request, {}, targets)
+            assert order.targets[0].entity.name == assign("chat", weights, user)
+            assert order.unit == Unit("user", user, bucket_of(user))
+    same_value = policy.order(request, {"x-ab-unit": user}, stopped)
+    assert same_value.unit == Unit("header:x-ab-unit", user, bucket_of(user))
 
 
 def test_a_policy_explains_what_it_decides() -> None:

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.attention.cpu_prefill import attend_prompts
-from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, index_tensor
+from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
 from backends.native.engine.attention.kv_cache import LayerCache
 from backends.native.engine.attention.reference import fill, reference_kernel
+from backends.native.engine.devices import index_tensor
 from backends.native.engine.kernels.jit import Function, typed_function
 
 MAX_WIDTH = 512

@@ -8,17 +8,15 @@ Kernels stand in `registry`; `reference` is the one that all others must equal.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache, LayerKey
 from backends.native.engine.attention.progress import report_progress
@@ -39,6 +37,9 @@ class AttentionMetadata:
         plans: what kernels compute in the first layer and reuse in the others; each kernel has its own keys.
         calls: how often each layer has attended in this step.
         positions: [tokens], each token's index in its sequence; for modules that count positions themselves.
+        device_starts: [sequences + 1] int64, `starts` and the number of tokens, for kernels of accelerators; None on a
+            CPU.
+        device_contexts: [sequences] int64, `context_lengths`, likewise.
     """
 
     slots: Tensor
@@ -48,6 +49,8 @@ class AttentionMetadata:
     plans: dict[Any, Any] = field(default_factory=dict)
     calls: dict[int, int] = field(default_factory=dict)
     positions: Tensor | None = None
+    device_starts: Tensor | None = None
+    device_contexts: Tensor | None = None
 
     @property
     def starts(self) -> list[int]:
@@ -84,17 +87,6 @@ class AttentionParams:
     def is_plain(self) -> bool:
         """Whether there are plain scores and no chunks."""
         return self.has_plain_scores and self.chunk is None
-
-
-def index_tensor(values: Iterable[int], device: torch.device) -> Tensor:
-    """[values] int64. By way of an array, in a seventh of the time that `torch.tensor` takes for a list."""
-    numbers = values if isinstance(values, array) else array("q", values)
-    # `frombuffer` refuses an empty buffer.
-    if not numbers:
-        return torch.empty(0, dtype=torch.int64, device=device)
-    # On a CPU the tensor shares the array's memory and keeps it alive. An array whose buffer is exported cannot grow
-    # (BufferError), so nothing can move the memory under the tensor.
-    return torch.frombuffer(numbers, dtype=torch.int64).to(device)
 
 
 class Kernel(Protocol):
@@ -148,7 +140,7 @@ def attend(  # noqa: PLR0913 - transformers' arguments
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 - always None: see `_no_mask`
+    attention_mask: Tensor | None,  # noqa: ARG001 - always None: see below
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
@@ -196,10 +188,7 @@ def text_part(model: Any) -> Any:
     return decoder if hasattr(decoder, "set_attn_implementation") else model
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """No mask: `AttentionMetadata` says which keys a query sees."""
-
-
-# Registered for the process at import; a model uses both after `set_attn_implementation(NAME)`.
+# Registered for the process at import; a model uses it after `set_attn_implementation(NAME)`. No function for masks is
+# registered, so transformers makes none: `AttentionMetadata` says which keys a query sees. With one, it would look for
+# packed sequences in the positions first, and wait for the device.
 AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, _no_mask)

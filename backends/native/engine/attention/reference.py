@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, index_tensor
+from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
 from backends.native.engine.attention.kv_cache import LayerCache
+from backends.native.engine.devices import index_tensor
 
 # The most bytes of keys that are gathered at once for sequences in decode. On a CPU as many as stay in its caches:
 # larger copies would be made in memory newly mapped by the system, whose page faults took four times as long.

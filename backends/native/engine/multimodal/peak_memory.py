@@ -1,6 +1,6 @@
 """Peak memory of tensors.
 
-A CUDA device's allocator counts it. Elsewhere the result of each operation is counted while it lives, without the
+An accelerator's allocator counts it. Elsewhere the result of each operation is counted while it lives, without the
 operation's own scratch memory.
 """
 
@@ -29,11 +29,11 @@ class Peak:
 def peak_memory(device: torch.device) -> Iterator[Peak]:
     """Measure the peak of the block inside, in this thread."""
     peak = Peak()
-    if device.type == "cuda":
-        held = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    if device.type not in ("cpu", "meta"):
+        held = torch.accelerator.memory_allocated(device)
+        torch.accelerator.reset_peak_memory_stats(device)
         yield peak
-        peak.bytes = torch.cuda.max_memory_allocated(device) - held
+        peak.bytes = torch.accelerator.max_memory_allocated(device) - held
     else:
         with _Counting() as counting:
             yield peak

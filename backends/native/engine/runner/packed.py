@@ -10,9 +10,9 @@ from __future__ import annotations
 import inspect
 from array import array
 from collections.abc import Sequence as Seq
+from itertools import accumulate
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from backends.native.engine.attention.adapted import adapt_attention
@@ -21,12 +21,12 @@ from backends.native.engine.attention.interface import (
     AttentionMetadata,
     Forward,
     Kernel,
-    index_tensor,
     running,
     text_part,
 )
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.registry import best_kernel
+from backends.native.engine.devices import send
 from backends.native.engine.lora.layers import adapting
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
@@ -136,13 +136,13 @@ class PackedRunner:
         return logits
 
     def _run(self, works: Seq[Work]) -> Tensor:
-        ids, positions = _inputs(works)
-        tokens, places = (index_tensor(values, self._device) for values in (ids, positions))
-        rows = index_tensor(wanted_rows(works), self._device)
+        tokens, rows, metadata = self._inputs(works)
+        places = metadata.positions
+        assert places is not None
         # The output layer is run for the wanted rows only: for a prompt of 1,000 tokens that is one row of a vocabulary
         # instead of 1,000.
         extra = {"logits_to_keep": rows} if self._selects_rows else {}
-        with running(Forward(self.cache, self._metadata(works, places), self._kernel)), adapting(works):
+        with running(Forward(self.cache, metadata, self._kernel)), adapting(works):
             logits: Tensor = self._model(
                 **self._embedded(tokens.unsqueeze(0), works),
                 position_ids=self._positions(places, works),
@@ -176,60 +176,32 @@ class PackedRunner:
         """See `Runner`."""
         self.cache = self.cache.resized(self._blocks)
 
-    def _metadata(self, works: Seq[Work], positions: Tensor) -> AttentionMetadata:
+    def _inputs(self, works: Seq[Work]) -> tuple[Tensor, Tensor, AttentionMetadata]:
+        """The pack's tokens, the rows of it whose logits are wanted, and where the tokens belong."""
         size = self.cache.block_size
-        counts = [work.count for work in works]
-        ends = [work.start + work.count for work in works]
-        tables = self._block_tables(works, -(-max(ends) // size))
-        if any(work.drafts for work in works):
-            counts, ends, tables = self._by_draft(works, tables)
-        # For each token of the pack, its row in the block tables.
-        owners = torch.arange(len(tables), device=self._device)
-        if len(positions) > len(tables):
-            owners = owners.repeat_interleave(index_tensor(counts, self._device), output_size=len(positions))
-        return AttentionMetadata(
-            # A token's slot: its block by its position, and its place in the block.
-            slots=tables[owners, positions // size] * size + positions % size,
-            query_lengths=counts,
-            context_lengths=ends,
-            block_tables=tables,
-            positions=positions,
+        ids, positions = _tokens_and_positions(works)
+        counts, ends, blocks = _attending(works)
+        width = -(-max(ends) // size)
+        lengths_sent: list[array[int]] = []
+        # Kernels of accelerators read lengths on the device; those of CPUs read the lists. Shapes of a step of so many
+        # sequences stay the same until the longest context has doubled.
+        if self._device.type != "cpu":
+            width = 1 << (width - 1).bit_length()
+            lengths_sent = [array("q", accumulate(counts, initial=0)), array("q", ends)]
+        arrays = [ids, positions, wanted_rows(works), _slots(works, size), _block_tables(blocks, width), *lengths_sent]
+        tokens, places, rows, slots, tables, *lengths = send(self._device, *arrays)
+        starts, contexts = lengths or (None, None)
+        tables = tables.view(len(blocks), -1)
+        return (
+            tokens,
+            rows,
+            AttentionMetadata(
+                slots, counts, ends, tables, positions=places, device_starts=starts, device_contexts=contexts
+            ),
         )
 
-    def _by_draft(self, works: Seq[Work], tables: Tensor) -> tuple[list[int], list[int], Tensor]:
-        """Counts, ends and tables in which each token of a work with drafts is a sequence in decode of its own.
 
-        All keys and values of a step are stored before attention, so a draft sees those before it, by the same kernel
-        as in a step of its own.
-        """
-        counts: list[int] = []
-        ends: list[int] = []
-        rows: list[int] = []
-        for row, work in enumerate(works):
-            end = work.start + work.count
-            own = range(work.start + 1, end + 1) if work.drafts else (end,)
-            ends.extend(own)
-            counts.extend([1] * len(own) if work.drafts else [work.count])
-            rows.extend([row] * len(own))
-        return counts, ends, tables[index_tensor(rows, self._device)]
-
-    def _block_tables(self, works: Seq[Work], width: int) -> Tensor:
-        """[works, width], padded with block 0."""
-        # Arrays of 64-bit integers: `extend` copies whole tables in C, where a list of lists would be converted number
-        # by number.
-        padding = array("q", bytes(8 * width))
-        tables = array("q")
-        for blocks in [work.sequence.blocks for work in works]:
-            lacking = width - len(blocks)
-            # A sequence may hold more blocks than the longest one of this step needs: a prompt has all its blocks from
-            # its admission on, and is run in chunks.
-            tables.extend(blocks if lacking >= 0 else blocks[:width])
-            if lacking > 0:
-                tables.extend(padding[:lacking])
-        return index_tensor(tables, self._device).view(len(works), width)
-
-
-def _inputs(works: Seq[Work]) -> tuple[array[int], array[int]]:
+def _tokens_and_positions(works: Seq[Work]) -> tuple[array[int], array[int]]:
     """The pack's tokens and their positions in their sequences."""
     # Steady decode: one token each, without an `extend` for each sequence.
     if all(work.count == 1 for work in works):
@@ -239,6 +211,55 @@ def _inputs(works: Seq[Work]) -> tuple[array[int], array[int]]:
         ids.extend(work.tokens)
         positions.extend(range(work.start, work.start + work.count))
     return ids, positions
+
+
+def _attending(works: Seq[Work]) -> tuple[list[int], list[int], list[array[int]]]:
+    """Tokens in the step, tokens up to its end, and blocks, of all that attends as one sequence.
+
+    Each token of a work with drafts is a sequence in decode of its own. All keys and values of a step are stored before
+    attention, so a draft sees those before it, by the same kernel as in a step of its own.
+    """
+    counts: list[int] = []
+    ends: list[int] = []
+    blocks: list[array[int]] = []
+    for work in works:
+        end = work.start + work.count
+        own = range(work.start + 1, end + 1) if work.drafts else (end,)
+        ends.extend(own)
+        counts.extend([1] * len(own) if work.drafts else [work.count])
+        blocks.extend([work.sequence.blocks] * len(own))
+    return counts, ends, blocks
+
+
+def _slots(works: Seq[Work], size: int) -> array[int]:
+    """Of each token of the pack, the slot in the cache: its block by its position, and its place in the block."""
+    if all(work.count == 1 for work in works):
+        return array("q", [work.sequence.blocks[work.start // size] * size + work.start % size for work in works])
+    slots = array("q")
+    for work in works:
+        end = work.start + work.count
+        for index in range(work.start // size, -(-end // size)):
+            # The tokens of the work that lie in this block.
+            first, last = max(work.start, index * size), min(end, (index + 1) * size)
+            moved = (work.sequence.blocks[index] - index) * size
+            slots.extend(range(first + moved, last + moved))
+    return slots
+
+
+def _block_tables(every: Seq[array[int]], width: int) -> array[int]:
+    """[sequences * width], each one's blocks, padded with block 0."""
+    # Arrays of 64-bit integers: `extend` copies whole tables in C, where a list of lists would be converted number by
+    # number.
+    padding = array("q", bytes(8 * width))
+    tables = array("q")
+    for blocks in every:
+        lacking = width - len(blocks)
+        # A sequence may hold more blocks than the longest one of this step needs: a prompt has all its blocks from its
+        # admission on, and is run in chunks.
+        tables.extend(blocks if lacking >= 0 else blocks[:width])
+        if lacking > 0:
+            tables.extend(padding[:lacking])
+    return tables
 
 
 def wanted_rows(works: Seq[Work]) -> array[int]:

@@ -7,10 +7,13 @@ draw from the scores' softmax (Gumbel-max trick).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from backends.native.engine.devices import send
 
 _MASK = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -39,7 +42,8 @@ def gumbel(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, devi
 def _gumbel_of(bits: Tensor) -> Tensor:
     # -log(-log(1 - u)) and not -log(-log(u)): float32 is precise for u close to 0, not close to 1, so the long upper
     # tail of the noise must come from small u. The clamp keeps 1 - u above 0.
-    uniform = bits.view(torch.uint32).to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+    # By way of int64: not every device has unsigned integers.
+    uniform = (bits.long() & _MASK).to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
@@ -65,20 +69,24 @@ def perturb(
 def add_gumbel_noise(scores: Tensor, low: Tensor, high: Tensor) -> None:
     """Add each row's noise to its scores, in place.
 
-    In a row of which few tokens are left (the others are -inf), noise is made for those only.
+    On a CPU, in a row of which few tokens are left (the others are -inf), noise is made for those only. On an
+    accelerator that would save less than the wait for their number takes.
 
     Args:
         scores: [rows, vocabulary] float32.
         low: [rows] int32, the lower halves of the rows' keys.
         high: [rows] int32, the upper halves.
     """
+    everything = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
+    if scores.device.type != "cpu":
+        scores += _gumbel_of(_hash(everything, low.unsqueeze(1), high.unsqueeze(1)))
+        return
     left = scores > float("-inf")
     # After top_k or top_p a row has tens of tokens left out of a hundred thousand; both ways give a token the same
     # noise.
     few = left.sum(-1) * _SPARSE <= scores.shape[1]
     many = (~few).nonzero().squeeze(1)
     if len(many):
-        everything = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
         noise = _gumbel_of(_hash(everything, low[many].unsqueeze(1), high[many].unsqueeze(1)))
         scores.index_add_(0, many, noise)
     if len(many) < len(scores):
@@ -101,9 +109,9 @@ def _hash(tokens: Tensor, low: Tensor, high: Tensor) -> Tensor:
 def _row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """The lower and the upper half of every row's key, [rows] int32 each."""
     keys = [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    halves = torch.tensor([[key & _MASK, key >> 32] for key in keys], device=device).view(-1, 2)
-    low, high = halves.to(torch.int32).unbind(1)  # wraps: the bits stay
-    return low, high
+    # As 64-bit numbers, whose halves wrap to int32: the bits stay.
+    low, high = send(device, array("q", [key & _MASK for key in keys]), array("q", [key >> 32 for key in keys]))
+    return low.to(torch.int32), high.to(torch.int32)
 
 
 def _row_key(seed: int, position: int) -> int:

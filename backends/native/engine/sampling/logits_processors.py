@@ -7,12 +7,13 @@ and of OpenAI (presence and frequency: additive, over generated tokens only).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 
 import torch
 from torch import Tensor
 
-from backends.native.engine.attention.interface import index_tensor
+from backends.native.engine.devices import constant, send, to_device
 from backends.native.engine.sampling.mask_scores import mask_of, mask_scores
 from backends.native.engine.sampling.rows import DraftRow, Row
 from backends.native.engine.scheduling.sequence import Sequence
@@ -79,15 +80,16 @@ def _watermark(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
             # The modulus is transformers' (`WatermarkLogitsProcessor`).
             generator.manual_seed(_WATERMARK_KEY * sequences[row].tokens[-1] % (2**64 - 1))
             green = torch.randperm(vocab, generator=generator)[: int(vocab * _WATERMARK_SHARE)]
-            scores[row, green.to(scores.device)] += _WATERMARK_BIAS
+            scores[row, to_device(green, scores.device)] += _WATERMARK_BIAS
 
 
 def _bias(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
     entries = [(row, token, bias) for row in rows for token, bias in sequences[row].request.sampling.logit_bias]
     if entries:
-        index = [torch.tensor(column, device=scores.device) for column in zip(*entries, strict=True)]
+        columns = zip("qqf", zip(*entries, strict=True), strict=True)
+        where, tokens, biases = (constant(scores.device, code, column) for code, column in columns)
         # Accumulate: a token that is listed twice gets both biases.
-        scores.index_put_((index[0], index[1]), index[2].to(scores.dtype), accumulate=True)
+        scores.index_put_((where, tokens), biases, accumulate=True)
 
 
 def _ban(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
@@ -99,8 +101,8 @@ def _ban(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
         for token in sequences[row].request.eos_token_ids + sequences[row].request.stop_token_ids
     ]
     if entries:
-        banned = torch.tensor(entries, device=scores.device)
-        scores[banned[:, 0], banned[:, 1]] = _NEVER
+        where, tokens = (constant(scores.device, "q", column) for column in zip(*entries, strict=True))
+        scores[where, tokens] = _NEVER
 
 
 def _constrain(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
@@ -109,45 +111,64 @@ def _constrain(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
 
 
 class History:
-    """How often each token occurs in a sequence's output: `counts`, [vocabulary], on the device of the logits.
+    """The distinct tokens of a sequence, prompt included, and how often each occurs in its output.
 
-    Updated as the sequence grows, rather than counted anew at each step. Preemption keeps it, as it keeps the tokens.
+    Kept on the host and updated as the sequence grows: a step sends it to the device in one copy, and nothing of it has
+    the size of the vocabulary. Preemption keeps it, as it keeps the tokens.
     """
 
-    __slots__ = ("_counted", "counts")
+    __slots__ = ("_known", "_places", "counts", "tokens")
 
-    def __init__(self, sequence: Sequence, like: Tensor) -> None:
-        self.counts = torch.zeros(like.shape[-1], dtype=like.dtype, device=like.device)
+    def __init__(self, prompt: Seq[int]) -> None:
+        self.tokens = array("q", dict.fromkeys(prompt))
+        self.counts = array("f", bytes(4 * len(self.tokens)))
+        self._places = {token: place for place, token in enumerate(self.tokens)}
         # OpenAI's presence and frequency penalties count generated tokens, not the prompt.
-        self._counted = len(sequence.request.prompt)
+        self._known = len(prompt)
 
     def update(self, tokens: list[int]) -> None:
         """Count the tokens that are new since the last call."""
-        for token in tokens[self._counted :]:
-            self.counts[token] += 1
-        self._counted = len(tokens)
+        self._count(tokens[self._known :])
+        self._known = len(tokens)
+
+    def after(self, drafts: Seq[int]) -> History:
+        """A copy in which `drafts` are counted, too."""
+        found = History(())
+        found.tokens, found.counts, found._places = self.tokens[:], self.counts[:], dict(self._places)
+        found._count(drafts)
+        return found
+
+    def _count(self, tokens: Seq[int]) -> None:
+        for token in tokens:
+            place = self._places.setdefault(token, len(self.tokens))
+            if place == len(self.tokens):
+                self.tokens.append(token)
+                self.counts.append(0)
+            self.counts[place] += 1
 
 
 def _penalize(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
-    """Repetition, presence and frequency penalties, for the tokens of each sequence only.
-
-    A token that occurs twice is computed from the same score and written twice with the same value.
-    """
+    """Repetition, presence and frequency penalties, for the tokens of each sequence only."""
     rows = [row for row in rows if _has_penalty(sequences[row].request.sampling)]
     if not rows:
         return
-    device = scores.device
-    # Repetition looks at prompt and output, as in transformers (CTRL, arXiv 1909.05858). For prompt tokens that were
-    # not generated, `counts` is 0 and the other penalties vanish.
-    held = [index_tensor(sequences[row].tokens, device) for row in rows]
-    counts = torch.cat([_counts(sequences[row], scores)[tokens] for row, tokens in zip(rows, held, strict=True)])
-    lengths = torch.tensor([len(tokens) for tokens in held], device=device)
+    # All rows at once: one (row, token) pair for each distinct token held. Repetition looks at prompt and output, as in
+    # transformers (CTRL, arXiv 1909.05858). For prompt tokens that were not generated, the count is 0 and the other
+    # penalties vanish.
+    owners, held, generated = array("q"), array("q"), array("f")
+    for index, row in enumerate(rows):
+        history = _history(sequences[row])
+        owners.extend(array("q", [index]) * len(history.tokens))
+        held.extend(history.tokens)
+        generated.extend(history.counts)
+    owner, token, counts = send(scores.device, owners, held, generated)
     params = [sequences[row].request.sampling for row in rows]
-    table = scores.new_tensor([(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params])
-    # All rows at once: one (row, token) pair for each token held, with its row's parameters.
-    repetition, presence, frequency = table.repeat_interleave(lengths, dim=0).unbind(1)
+    table = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
+    repetition, presence, frequency = (
+        constant(scores.device, "f", column).index_select(0, owner) for column in zip(*table, strict=True)
+    )
 
-    where = (torch.tensor(rows, device=device).repeat_interleave(lengths), torch.cat(held))
+    where = (constant(scores.device, "q", tuple(rows)).index_select(0, owner), token)
     penalized = scores[where]
     # Division would raise a negative score: both branches lower it for a penalty above 1.
     penalized = torch.where(penalized < 0, penalized * repetition, penalized / repetition)
@@ -155,16 +176,13 @@ def _penalize(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
     scores[where] = penalized - presence * (counts > 0) - frequency * counts
 
 
-def _counts(sequence: Row, like: Tensor) -> Tensor:
-    if isinstance(sequence, DraftRow):
-        counts = _counts(sequence.sequence, like).clone()
-        for token in sequence.drafts:
-            counts[token] += 1
-        return counts
-    assert isinstance(sequence, Sequence)
-    if sequence.history is None:
-        sequence.history = History(sequence, like)
-    history = sequence.history
+def _history(row: Row) -> History:
+    if isinstance(row, DraftRow):
+        return _history(row.sequence).after(row.drafts)
+    assert isinstance(row, Sequence)
+    if row.history is None:
+        row.history = History(row.request.prompt)
+    history = row.history
     assert isinstance(history, History)
-    history.update(sequence.tokens)
-    return history.counts
+    history.update(row.tokens)
+    return history

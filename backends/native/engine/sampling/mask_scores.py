@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from backends.native.engine.devices import constant, to_device
 from backends.native.engine.sampling.grammar_masks import WORD, Constraint
 from backends.native.engine.sampling.rows import DraftRow, Row
 
@@ -35,12 +36,12 @@ def mask_scores(scores: Tensor, rows: Seq[int], masks: Seq[Tensor]) -> None:
     if not rows:
         return
     # Packed words go to the device and are unpacked there: an eighth of the bytes of a boolean mask.
-    words = torch.stack(list(masks)).to(scores.device)
+    words = to_device(torch.stack(list(masks)), scores.device)
     allowed = words.unsqueeze(-1) & _bits(scores.device)
     # Compared with 0 and not by sign: bit 31 makes an int32 negative. The last word may have bits beyond the
     # vocabulary, which are cut off.
     forbidden = (allowed == 0).flatten(1)[:, : scores.shape[1]]
-    index = torch.tensor(rows, device=scores.device)
+    index = constant(scores.device, "q", tuple(rows))
     scores.index_copy_(0, index, scores.index_select(0, index).masked_fill_(forbidden, _NEVER))
 
 

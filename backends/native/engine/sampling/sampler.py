@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from backends.native.engine.devices import constant, index_tensor
 from backends.native.engine.sampling.gumbel import perturb
 from backends.native.engine.sampling.logits_processors import process_logits
 from backends.native.engine.sampling.logits_warpers import warp_logits
@@ -67,7 +68,7 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
     last = [row for work, end in sampling for row in range(end - 1 - len(work.drafts), end)]
     # In decode every row samples: without the selection a copy of all logits is saved. `float()` copies only other
     # dtypes.
-    raw = (logits if len(last) == len(logits) else logits[torch.tensor(last, dtype=torch.long)]).float()
+    raw = (logits if len(last) == len(logits) else logits[index_tensor(last, logits.device)]).float()
 
     tokens = choose(rows, raw) if rows else []
     if len(works) == len(tokens) == len(logits):  # decode without drafts: no prompt to score
@@ -86,8 +87,7 @@ def _by_work(
         kept.append(_right(work, first, tokens) if work.samples else [])
         first += 1 + len(work.drafts) if work.samples else 0
     every = [row for some in kept for row in some]
-    index = torch.tensor(every, dtype=torch.long, device=raw.device)
-    scores = raw if len(every) == len(rows) else raw[index]
+    scores = raw if len(every) == len(rows) else raw[index_tensor(every, raw.device)]
     logprobs = iter(chosen_logprobs([rows[row] for row in every], scores, [tokens[row] for row in every]))
     samples = []
     for work, end, some in zip(works, ends, kept, strict=True):
@@ -117,7 +117,7 @@ def choose(rows: Seq[Row], raw: Tensor) -> list[int]:
     tokens = argmax(scores)
     random = [row for row, each in enumerate(rows) if each.request.sampling.temperature > 0]
     if random:
-        index = torch.tensor(random, device=scores.device)
+        index = constant(scores.device, "q", tuple(random))
         params = [rows[row].request.sampling for row in random]
         # The index of the token to be chosen: the noise does not depend on the step or on the row.
         positions = [len(rows[row].tokens) for row in random]
@@ -125,11 +125,13 @@ def choose(rows: Seq[Row], raw: Tensor) -> list[int]:
         operations = operations_for(sampled)
         warped = warp_logits(sampled, params, operations.mask_top_k_top_p)
         noisy = perturb(warped, [p.seed for p in params], positions, operations.add_gumbel_noise)
-        tokens[index] = argmax(noisy)
-    # `argmax` prefers NaN to any number, so a NaN anywhere in a row is the chosen score.
-    if not bool(scores.gather(1, tokens.unsqueeze(1)).isfinite().all()):
+        tokens.index_copy_(0, index, argmax(noisy))
+    # `argmax` prefers NaN to any number, so a NaN anywhere in a row is the chosen score. Marked by -1, so that one copy
+    # from the device tells the tokens and whether there are any.
+    finite = scores.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite()
+    chosen: list[int] = torch.where(finite, tokens, -1).tolist()
+    if min(chosen) < 0:
         raise NoDistribution("the model's output is not a probability distribution")
-    chosen: list[int] = tokens.tolist()
     return chosen
 
 
@@ -156,7 +158,7 @@ def chosen_logprobs(rows: Seq[Row], raw: Tensor, tokens: Seq[int]) -> list[tuple
     results: list[tuple[Logprobs, ...]] = [()] * len(rows)
     if wanted:
         tops = [rows[row].request.top_logprobs for row in wanted]
-        found = logprobs_of(raw[torch.tensor(wanted, device=raw.device)], [tokens[row] for row in wanted], tops)
+        found = logprobs_of(raw[constant(raw.device, "q", tuple(wanted))], [tokens[row] for row in wanted], tops)
         for row, logprobs in zip(wanted, found, strict=True):
             results[row] = (logprobs,)
     return results
@@ -177,13 +179,16 @@ def prompt_logprobs(work: Work, logits: Tensor) -> tuple[Logprobs, ...]:
 def logprobs_of(raw: Tensor, tokens: Seq[int], tops: Seq[int]) -> list[Logprobs]:
     """Log-softmax of `raw` [rows, vocabulary] at `tokens`, and at the `tops` most likely tokens of each row."""
     logs = raw.log_softmax(-1)
-    own = logs.gather(1, torch.tensor(tokens, device=raw.device).unsqueeze(1)).squeeze(1).tolist()
+    own = logs.gather(1, index_tensor(tokens, raw.device).unsqueeze(1))
     # One `topk` for the largest request; each row is cut to its own number.
     most = min(max(tops), raw.shape[1])
     if most <= 0:
-        return [Logprobs(logprob) for logprob in own]
+        return [Logprobs(logprob) for logprob in own.squeeze(1).tolist()]
     best = logs.topk(most, dim=-1)
+    # In one copy from the device: the ids as the bits of floats.
+    found = torch.cat((own, best.values, best.indices.int().view(torch.float32)), dim=1).cpu()
+    values, ids = found[:, : 1 + most].tolist(), found[:, 1 + most :].view(torch.int32).tolist()
     return [
-        Logprobs(logprob, tuple(ids[:top]), tuple(values[:top]))
-        for logprob, ids, values, top in zip(own, best.indices.tolist(), best.values.tolist(), tops, strict=True)
+        Logprobs(row[0], tuple(tokens[:top]), tuple(row[1 : 1 + top]))
+        for row, tokens, top in zip(values, ids, tops, strict=True)
     ]

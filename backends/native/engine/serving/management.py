@@ -12,15 +12,16 @@ from collections import defaultdict
 from collections.abc import Callable
 
 import structlog
-import torch
 from msgspec.structs import replace
 
+from backends.native.engine.devices import release_memory
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.steps import Manageable
 from backends.native.machine import resident_memory, return_freed_memory
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import (
+    Cached,
     FromEngine,
     Manage,
     Managed,
@@ -71,7 +72,7 @@ class ManagedEngine:
             bool(self._outputs) or self._wanted > self.ready.asleep or (self._engine is not None and self._engine.busy)
         )
 
-    def handle(self, connection: int, message: ToEngine) -> Pong | Managed | None:
+    def handle(self, connection: int, message: ToEngine) -> Pong | Cached | Managed | None:
         """Handle one message of a worker; return the answer to a `Ping` or a `Manage`."""
         match message:
             case Manage():
@@ -95,7 +96,7 @@ class ManagedEngine:
         made = self._engine.step() if self._engine is not None and self._engine.busy else {}
         for connection, outputs in refused.items():
             step = made.get(connection, Step(()))
-            made[connection] = Step((*step.outputs, *outputs))
+            made[connection] = replace(step, outputs=(*step.outputs, *outputs))
         if self._wanted > self.ready.asleep and not (self._engine is not None and self._engine.busy):
             self._fall_asleep()
         return made
@@ -124,8 +125,7 @@ class ManagedEngine:
         else:
             self._engine = None
         gc.collect()  # models have cycles
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        release_memory()
         return_freed_memory()
         log.info("engine.slept", level=self._wanted, before_mb=before >> 20, after_mb=resident_memory() >> 20)
         self._describe(replace(self.ready, asleep=self._wanted))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from backends.native.engine.attention.interface import (
     Forward,
     attend,
     current,
-    index_tensor,
     running,
     text_part,
 )
@@ -103,12 +101,6 @@ def test_a_forward_ends_with_its_context() -> None:
 
 def test_sequences_start_where_the_one_before_ends() -> None:
     assert AttentionMetadata(torch.empty(0), [3, 1, 5], [3, 9, 5], torch.empty(0)).starts == [0, 3, 4]
-
-
-@pytest.mark.parametrize("values", [[], [3], [1, 2**40], array("q", [7, 8])])
-def test_an_index_tensor_holds_64_bit_integers(values: Any) -> None:
-    found = index_tensor(values, torch.device("cpu"))
-    assert (found.dtype, found.tolist()) == (torch.int64, list(values))
 
 
 def test_the_text_part_is_the_decoder_or_the_model_itself() -> None:

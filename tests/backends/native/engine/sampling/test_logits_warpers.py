@@ -133,3 +133,24 @@ def test_binning_finds_what_sorting_finds(width: float, mass: float) -> None:
         assert torch.equal(found, expected)
     kept = torch.where(values >= found, probabilities, 0.0).sum(-1)
     assert bool((kept >= mass - 1e-6).all())
+
+
+@pytest.mark.parametrize("width", [0.001, 1.0, 5.0, 40.0, 1000.0])
+@pytest.mark.parametrize("mass", [1e-6, 0.3, 0.95, 1.0])
+def test_digits_find_what_sorting_finds(width: float, mass: float) -> None:
+    values = torch.randn(5, 3_000, generator=torch.Generator().manual_seed(0)) * width
+    values[1, 100:] = float("-inf")
+    values[2] = 0.0
+    values[3] = values[3].round()  # many are equal, and some are -0.0
+    values[4] = -values[4].abs()
+    probabilities, asked = values.softmax(-1), torch.full((5, 1), mass)
+    found = logits_warpers._lowest_kept_by_digits(values, probabilities, asked)
+    expected = logits_warpers._lowest_kept_by_sorting(values.double(), probabilities.double(), asked.double())
+    if mass < 1.0:
+        assert torch.equal(found, expected.float())
+    assert bool((torch.where(values >= found, probabilities, 0.0).sum(-1) >= mass - 1e-5).all())
+
+
+def test_digits_of_a_row_that_is_not_a_number_stay_within_bounds() -> None:
+    values = torch.full((1, 40), float("nan"))
+    logits_warpers._lowest_kept_by_digits(values, values, torch.tensor([[0.5]]))

@@ -28,16 +28,29 @@ FORMATS = [
 _MARK = re.compile(r"<\|?[^<>\s=\"]+\|?>|\[[A-Z_/]+\]|<\|\"\|>")
 
 
+def check_calls(family: Family, pieces: list[str]) -> None:
+    choice = read(family, pieces)
+    assert (calls_of(choice), choice.text, choice.reason) == ([*CALLS[: family.most]], "", FinishReason.TOOL_CALL)
+
+
+@pytest.mark.parametrize(("family", "form"), FORMATS)
+def test_calls_are_read_whole_and_by_character(family: Family, form: Any) -> None:
+    text = written(form, CALLS[: family.most])
+    check_calls(family, [text])
+    check_calls(family, list(text))
+
+
+@pytest.mark.no_cover
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "form"), FORMATS)
 def test_calls_are_read_at_every_cut(family: Family, form: Any) -> None:
-    calls = CALLS[: family.most]
-    text = written(form, calls)
-    cuts = [[text], list(text), *([text[:place], text[place:]] for place in range(1, len(text)))]
-    for pieces in cuts:
-        choice = read(family, pieces)
-        assert (calls_of(choice), choice.text, choice.reason) == ([*calls], "", FinishReason.TOOL_CALL)
+    text = written(form, CALLS[: family.most])
+    for place in range(1, len(text)):
+        check_calls(family, [text[:place], text[place:]])
 
 
+@pytest.mark.no_cover
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "form"), FORMATS)
 def test_a_limit_leaves_no_markup(family: Family, form: Any) -> None:
     text = written(form, CALLS[: family.most])
@@ -140,6 +153,7 @@ PERSON = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3_json", "xlam", "pythonic"])
 def test_calls_that_are_the_whole_answer_beside_a_format(name: str) -> None:
     """Without a token before calls, the answer's schema must tell them apart."""
@@ -166,6 +180,7 @@ def test_calls_that_are_the_whole_answer_beside_a_format(name: str) -> None:
     assert not fits("Hello")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schema",
     [
@@ -183,6 +198,7 @@ def test_a_format_that_allows_for_calls_is_refused(schema: dict[str, Any]) -> No
         source_of(BY_NAME["llama3_json"], tokenizer(())[1], schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "refused"),
     [({"type": "array"}, True), ({"enum": ["a", 1]}, False), ({"const": [1]}, True), ({"type": "string"}, False)],

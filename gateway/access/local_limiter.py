@@ -1,0 +1,189 @@
+"""Limits that the workers of one machine count together, in tables that all of them map into memory.
+
+Exact: a worker checks all limits of a request, and counts it, while it holds the lock of the table. What ended requests
+have to correct waits for the worker's next request, which takes the lock anyway, but no longer than a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from gateway.access.counters import COUNTS, RUNNING, CounterTable, Name, Span, spans
+from gateway.access.limits import Ticket, corrections, refusal, tightest
+from gateway.access.rules import Rule, Rules
+from gateway.config import ServerSection
+from gateway.storage.slot import Slot
+from schemas.errors import RateLimited
+from schemas.quota import Quota
+
+_RUNNING_ROWS = 1 << 10
+_LATEST = 0.05
+"""Seconds after which a correction is counted if no request comes. A killed worker loses what it has not counted."""
+
+
+class LocalLimiter:
+    """Counts the requests of one worker together with those of the others; see `Limiter`.
+
+    Args:
+        lasting: file of the windows, which survives restarts; None: memory of this process alone.
+        folder: shared by the workers, for what runs now; None: likewise.
+    """
+
+    def __init__(self, lasting: Path | None, folder: Path | None) -> None:
+        self._lasting = lasting
+        self._folder = folder / "running" if folder is not None else None
+        self._slot: Slot | None = None
+        self._column = 0
+        self._second, self._spans = 0.0, spans(0.0)
+        self._corrections: list[tuple[Rule, int, float]] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    # Both are made at first use: a server without limits has no such files.
+    @cached_property
+    def _windows(self) -> CounterTable:
+        return CounterTable(self._lasting)
+
+    @cached_property
+    def _running(self) -> CounterTable:
+        if self._folder is None:
+            return CounterTable(None, _RUNNING_ROWS)
+        self._slot = Slot(self._folder)
+        self._column = self._slot.number % COUNTS
+        table = CounterTable(self._folder / "counts", _RUNNING_ROWS)
+        table.clear_column(self._column)  # of a worker that was killed
+        return table
+
+    async def enter(self, rules: Rules, tokens: int) -> Ticket:
+        """Count a request. Never waits.
+
+        Raises:
+            schemas.errors.RateLimited: one of its limits is reached; then it is counted nowhere.
+        """
+        if not rules.concurrent:
+            return self._enter_windows(rules, tokens, ())
+        running = self._enter_running(rules)
+        try:
+            return self._enter_windows(rules, tokens, running)
+        except RateLimited:
+            self._leave_running(running)
+            raise
+
+    def leave(self, ticket: Ticket, tokens: int | None, cost: float) -> None:
+        """Count a request's end."""
+        if ticket.running:
+            self._leave_running(ticket.running)
+        if not ticket.charged:
+            return
+        self._corrections += corrections(ticket, tokens, cost)
+        if self._corrections and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LATEST, self._settle)
+
+    def _settle(self) -> None:
+        """Count what ended requests have left to correct."""
+        self._timer = None
+        if self._corrections:
+            with self._windows:
+                self._correct(self._now())
+
+    def _correct(self, now: Mapping[str, Span]) -> None:
+        for rule, tick, change in self._corrections:
+            self._windows.correct(rule.name, now[rule.window], tick, change)
+        self._corrections.clear()
+
+    async def aclose(self) -> None:
+        """Count what is left to correct, and release the files."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._settle()
+        for table in ("_windows", "_running"):
+            if table in self.__dict__:
+                self.__dict__[table].close()
+        if self._slot is not None:
+            self._slot.close()
+
+    def _now(self) -> Mapping[str, Span]:
+        # Made once a second: a calendar is slow.
+        if not self._second <= (now := time.time()) < self._second + 1.0:
+            self._second, self._spans = float(int(now)), spans(now)
+        return self._spans
+
+    def _enter_running(self, rules: Rules) -> list[Name]:
+        table, entered = self._running, list[Name]()
+        with table:
+            for name, most, subject in rules.concurrent:
+                if table.total(row := table.row(name, RUNNING), RUNNING) >= most:
+                    self._free(entered)
+                    raise RateLimited(f"{subject} has {most} requests running, which is its limit.", retry_after=1.0)
+                table.add(row, self._column, RUNNING, 1.0)
+                entered.append(name)
+        return entered
+
+    def _leave_running(self, running: Sequence[Name]) -> None:
+        with self._running:
+            self._free(running)
+
+    def _free(self, running: Sequence[Name]) -> None:
+        table = self._running
+        for name in running:
+            table.add(row := table.row(name, RUNNING), self._column, RUNNING, -1.0)
+            if not table.total(row, RUNNING):
+                table.free(row)
+
+    def _enter_windows(self, rules: Rules, tokens: int, running: Sequence[Name]) -> Ticket:
+        if not rules.windows:
+            return Ticket((), running)
+        now, table = self._now(), self._windows
+        charged: list[tuple[Rule, int, float]] = []
+        quotas: list[Quota] = []
+        table.lock()
+        try:
+            if self._corrections:
+                self._correct(now)
+            for rule in rules.windows:
+                span, kind = now[rule.window], rule.kind
+                amount = 1.0 if kind == "requests" else float(tokens) if kind == "tokens" else 0.0
+                left = table.take(rule.name, span, rule.most, amount)
+                if left < 0:
+                    self._undo(rules, rule, tokens, now)
+                    raise self._refusal(rule, span, amount)
+                if kind != "requests":  # those stay what they are
+                    charged.append((rule, span.tick, amount))
+                if kind != "cost":
+                    quotas.append(Quota(kind, rule.whole, int(left), span.reset))
+        finally:
+            table.unlock()
+        return Ticket(charged, running, tightest(quotas) if rules.overlapping else quotas)
+
+    def _undo(self, rules: Rules, refused: Rule, tokens: int, now: Mapping[str, Span]) -> None:
+        """Take back what the rules before the refused one have counted."""
+        for rule in rules.windows:
+            if rule is refused:
+                return
+            if rule.kind != "cost":
+                back = -1.0 if rule.kind == "requests" else -float(tokens)
+                self._windows.correct(rule.name, now[rule.window], now[rule.window].tick, back)
+
+    def _refusal(self, rule: Rule, span: Span, amount: float) -> RateLimited:
+        table = self._windows
+        row = table.row(rule.name, span)
+        left = rule.most - table.total(row, span)
+        # At least something must become free, also for what is counted at its end.
+        wait = table.seconds_until_free(row, span, max(amount - left, 1e-9), time.time())
+        return refusal(rule, span, amount, left, wait)
+
+
+def limits_file(server: ServerSection, folder: Path | None) -> Path | None:
+    """Where limits are counted: beside a file that lasts, so that a month's does, too; else with the workers.
+
+    Args:
+        server: the configuration.
+        folder: shared by the workers; None for a worker alone.
+    """
+    lasting = server.keys_file or server.state_file
+    if lasting is not None:
+        return Path(f"{lasting}.limits")
+    return folder / "limits" if folder is not None else None

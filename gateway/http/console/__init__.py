@@ -1,0 +1,1 @@
+"""What the console at `/ui` reads: who is logged in, what is served, and a stream of what happens."""

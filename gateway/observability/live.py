@@ -1,0 +1,204 @@
+"""The figures of the last quarter of an hour, for the console: rates, quantiles and states, every few seconds.
+
+A point is what all workers have counted since the point before. Each worker makes the points for itself, from the files
+that all of them write, so that a tab gets the same curves from any worker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from backends.base import Backend, Health, RunsEngine
+from gateway.observability.metrics import SECONDS, TOKEN_SECONDS, Metrics
+from gateway.observability.series_file import Labels, Totals
+
+INTERVAL = 3.0
+"""Seconds between two points."""
+_KEPT = int(900 / INTERVAL)
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What an arm, an endpoint or all of them did in the time of a point. Null: nothing to say it by.
+
+    Attributes:
+        requests: a second.
+        errors: a second.
+        tokens: generated, a second.
+        first_token, between_tokens: seconds; medians and 95th percentiles.
+    """
+
+    requests: float
+    errors: float
+    tokens: float
+    first_token: tuple[float, float] | None
+    between_tokens: tuple[float, float] | None
+
+
+class EngineFigures(msgspec.Struct, frozen=True):
+    """A native engine: sequences, share of the KV cache in use, share of looked-up tokens that the prefix cache had."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    prefix_hits: float | None
+    preemptions: int
+    resident_bytes: int
+
+
+class BackendState(msgspec.Struct, frozen=True):
+    """A backend as this worker sees it. `retries` and `failures` are of the time of the point, `attempts` too."""
+
+    status: str
+    detail: str
+    attempts: int
+    failures: dict[str, int]
+    retries: int
+
+
+class LivePoint(msgspec.Struct, frozen=True):
+    """The figures of one point.
+
+    Attributes:
+        time: Unix time in seconds.
+        running: requests of all workers.
+        series: by endpoint, or endpoint and arm joined by ":"; "" is all.
+        errors: a second, by kind.
+        engines: by backend.
+        backends: by name.
+    """
+
+    time: float
+    running: int
+    series: dict[str, Figures]
+    errors: dict[str, float]
+    engines: dict[str, EngineFigures]
+    backends: dict[str, BackendState]
+
+
+class LiveFigures:
+    """The points of the last 15 minutes.
+
+    Args:
+        metrics: what all workers count.
+        backends: by name.
+    """
+
+    def __init__(self, metrics: Metrics, backends: Mapping[str, Backend]) -> None:
+        self._metrics = metrics
+        self._backends = backends
+        self._before: Totals = {}
+        self._before_engines: dict[str, tuple[int, int, int]] = {}
+        self._looked = 0.0
+        self.number = 0
+        self.points: deque[LivePoint] = deque(maxlen=_KEPT)
+
+    def look(self, health: Mapping[str, Health]) -> None:
+        """Add a point if it is time."""
+        now = time.time()
+        past = now - self._looked
+        if past < INTERVAL:
+            return
+        totals = self._metrics.totals()
+        if self._looked:
+            self.points.append(self._point(now, past, totals, health))
+            self.number += 1
+        else:
+            self._engines()
+        self._looked, self._before = now, totals
+
+    def _point(self, now: float, past: float, totals: Totals, health: Mapping[str, Health]) -> LivePoint:
+        outcomes = self._counted(totals, "gw_served_requests")
+        tokens = self._counted(totals, "vllm:generation_tokens")
+        first = self._counted(totals, "vllm:time_to_first_token_seconds")
+        between = self._counted(totals, "vllm:inter_token_latency_seconds")
+        groups: dict[str, list[tuple[str, str]]] = {"": []}
+        for endpoint, arm in sorted({(labels[0], labels[1]) for labels in (*outcomes, *tokens)}):
+            for name in ("", endpoint, f"{endpoint}:{arm}"):
+                groups.setdefault(name, []).append((endpoint, arm))
+        series = {}
+        for name, arms in groups.items():
+            chosen = frozenset(arms)
+            done = sum(_of(outcomes, chosen)[:1])
+            good = sum(value[0] for labels, value in outcomes.items() if labels[:2] in chosen and labels[2] == "ok")
+            series[name] = Figures(
+                done / past,
+                (done - good) / past,
+                sum(_of(tokens, chosen)[:1]) / past,
+                _quantiles(_of(first, chosen), SECONDS),
+                _quantiles(_of(between, chosen), TOKEN_SECONDS),
+            )
+        errors: dict[str, float] = {}
+        for labels, (count, *_) in self._counted(totals, "gw_requests").items():
+            if labels[2] != "ok":
+                errors[labels[2]] = errors.get(labels[2], 0.0) + count / past
+        gauges = self._metrics.totals(living=True)
+        running = int(sum(values[0] for values in gauges.get("gw_requests_running", {}).values()))
+        return LivePoint(now, max(0, running), series, errors, self._engines(), self._states(totals, health))
+
+    def _counted(self, totals: Totals, name: str) -> dict[Labels, list[float]]:
+        """What was counted of a metric since the point before, where anything was."""
+        before = self._before.get(name, {})
+        found = {}
+        for labels, values in totals.get(name, {}).items():
+            old = before.get(labels)
+            change = values if old is None else [now - then for now, then in zip(values, old, strict=True)]
+            if any(change):
+                found[labels] = change
+        return found
+
+    def _engines(self) -> dict[str, EngineFigures]:
+        found = {}
+        runners = (backend for backend in self._backends.values() if isinstance(backend, RunsEngine))
+        for name, state in (item for runner in runners for item in runner.engine_states.items()):
+            if state is None:
+                continue
+            old = self._before_engines.get(name, (0, 0, 0))
+            queries, hits = state.prefix_queries - old[0], state.prefix_hits - old[1]
+            self._before_engines[name] = state.prefix_queries, state.prefix_hits, state.preemptions
+            found[name] = EngineFigures(
+                state.running,
+                state.waiting,
+                state.kv_usage,
+                hits / queries if queries > 0 and hits >= 0 else None,  # an engine that starts anew counts from 0
+                max(0, state.preemptions - old[2]),
+                state.resident_bytes,
+            )
+        return found
+
+    def _states(self, totals: Totals, health: Mapping[str, Health]) -> dict[str, BackendState]:
+        attempts = self._counted(totals, "gw_upstream_attempts")
+        retries = self._counted(totals, "gw_upstream_retries")
+        found = {}
+        for name, state in health.items():
+            mine = {labels[1]: int(values[0]) for labels, values in attempts.items() if labels[0] == name}
+            failures = {outcome: count for outcome, count in mine.items() if outcome != "ok"}
+            again = int(sum(retries.get((name,), [0.0])))
+            found[name] = BackendState(state.status, state.detail, sum(mine.values()), failures, again)
+        return found
+
+
+def _of(counted: Mapping[Labels, Sequence[float]], arms: Iterable[tuple[str, ...]]) -> list[float]:
+    """The sums over the series of these arms; [] without any."""
+    rows = [values for labels, values in counted.items() if labels[:2] in arms]
+    return [sum(column) for column in zip(*rows, strict=True)]
+
+
+def _quantiles(histogram: Sequence[float], bounds: Sequence[float]) -> tuple[float, float] | None:
+    """Median and 95th percentile of a histogram's counts, whose last number is a sum; None if it is empty."""
+    counts = histogram[:-1]
+    total = sum(counts)
+    return (_quantile(counts, bounds, 0.5 * total), _quantile(counts, bounds, 0.95 * total)) if total else None
+
+
+def _quantile(counts: Sequence[float], bounds: Sequence[float], wanted: float) -> float:
+    """The value below which `wanted` observations lie, by linear interpolation within a bucket."""
+    below, low = 0.0, 0.0
+    for count, high in zip(counts, bounds, strict=False):
+        if below + count >= wanted and count:
+            return low + (high - low) * (wanted - below) / count
+        below, low = below + count, high
+    return bounds[-1]

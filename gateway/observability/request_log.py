@@ -1,0 +1,144 @@
+"""The last requests of all workers, for the console.
+
+Each worker writes its own file, mapped into memory, as a ring of slots of a fixed size: an entry is a store to memory.
+A slot begins with the entry's number, which is 0 while the slot is written: a reader that finds another number after it
+has copied the slot leaves the entry out.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from gateway.storage.mapped_file import map_file
+
+_SLOTS = 512
+_SIZE = 2048
+"""Bytes of a slot."""
+_HEAD = struct.Struct("<QI")
+_COUNT = struct.Struct("<Q")
+
+
+class LoggedRequest(msgspec.Struct, frozen=True):
+    """A request that has ended. It has no text of the client or the model.
+
+    Attributes:
+        id: the answer's `x-request-id`.
+        time: Unix time in seconds.
+        key: the name of the key.
+        key_id: of the key, as in records of usage.
+        endpoint, arm, backend: who was asked last; null if nobody was.
+        assigned: the arm that the request was assigned to, if another was asked last.
+        protocol, route, kind, streamed: what was asked.
+        status: the HTTP status sent.
+        outcome: "ok", "client_gone", "cancelled", or an error's kind.
+        stage: where the request was cut; null if it was not.
+        message: the error's text; "" without one.
+        finish: the finish reasons.
+        decoded: seconds until the body was read and the targets were chosen; null if that was not reached.
+        first_event, first_token, duration: seconds since the request came; null where unknown.
+        prompt_tokens, cached_tokens, completion_tokens: null if the answer did not end.
+        cost: null if the served entity has no price.
+        cache_hit: whether the answer came out of the endpoint's cache; null: it was not looked for.
+        trace_id: of its trace.
+        console: whether the console asked.
+        parameters: of the request that are not the protocol's defaults.
+    """
+
+    id: str
+    time: float
+    key: str | None
+    key_id: str | None
+    endpoint: str | None
+    arm: str | None
+    backend: str | None
+    assigned: str | None
+    protocol: str
+    route: str
+    kind: str
+    streamed: bool
+    status: int
+    outcome: str
+    stage: str | None
+    message: str
+    finish: str
+    decoded: float | None
+    first_event: float | None
+    first_token: float | None
+    duration: float
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    cost: float | None
+    cache_hit: bool | None
+    trace_id: str | None
+    console: bool
+    parameters: Mapping[str, object]
+
+
+class RequestLog:
+    """The entries of this worker for writing, and those of all workers for reading.
+
+    Args:
+        folder: shared by all workers; None: memory of this process alone.
+        slot: the name of this worker's file there, which it continues.
+    """
+
+    def __init__(self, folder: Path | None, slot: str) -> None:
+        self._folder = folder
+        size = _COUNT.size + _SLOTS * _SIZE
+        self._cells = map_file(folder / f"{slot}.requests" if folder is not None else None, size)
+        (self._number,) = _COUNT.unpack_from(self._cells, 0)
+
+    def add(self, entry: LoggedRequest) -> None:
+        """Write an entry. Of one that is too long the parameters and the rest of the message are left out."""
+        data = msgspec.json.encode(entry)
+        if len(data) > _SIZE - _HEAD.size:
+            data = msgspec.json.encode(msgspec.structs.replace(entry, parameters={}, message=entry.message[:200]))
+        if len(data) > _SIZE - _HEAD.size:
+            return  # names of hundreds of characters
+        number = self._number + 1
+        at = _COUNT.size + (number % _SLOTS) * _SIZE
+        _HEAD.pack_into(self._cells, at, 0, len(data))
+        self._cells[at + _HEAD.size : at + _HEAD.size + len(data)] = data
+        _HEAD.pack_into(self._cells, at, number, len(data))
+        self._number = number
+        _COUNT.pack_into(self._cells, 0, number)
+
+    def since(self, position: Mapping[str, int]) -> tuple[list[bytes], dict[str, int]]:
+        """The entries after a position as JSON, those of each worker in order, and the position after them.
+
+        Args:
+            position: what an earlier call has returned; {}: all entries that are kept.
+        """
+        found: list[bytes] = []
+        if self._folder is None:
+            return found, {"": self._read("", self._cells[:], position, found)}
+        reached = {}
+        for path in sorted(self._folder.glob("*.requests")):
+            with path.open("rb") as file:
+                (last,) = _COUNT.unpack(file.read(_COUNT.size))
+                known = position.get(path.name, 0)
+                # Most looks find nothing new, and read eight bytes.
+                reached[path.name] = last if last <= known else self._read(path.name, _whole(file), position, found)
+        return found, reached
+
+    @staticmethod
+    def _read(name: str, cells: bytes, position: Mapping[str, int], found: list[bytes]) -> int:
+        last: int
+        (last,) = _COUNT.unpack_from(cells, 0)
+        for number in range(max(position.get(name, 0), last - _SLOTS) + 1, last + 1):
+            at = _COUNT.size + (number % _SLOTS) * _SIZE
+            written, length = _HEAD.unpack_from(cells, at)
+            if written == number:
+                found.append(cells[at + _HEAD.size : at + _HEAD.size + length])
+        return last
+
+
+def _whole(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()
