@@ -58,7 +58,7 @@ _REASONS = (
 class _Deployment:
     """One deployment of a model group.
 
-    `weight`, `rpm`, `tpm`, `order`: as they are written, None if they are not.
+    `weight`, `rpm`, `tpm`, `order`: as they are written, None if they are not. `written`: the tables that have them.
     """
 
     id: str | None
@@ -68,6 +68,7 @@ class _Deployment:
     tpm: int | None
     order: int | None
     task: str | None
+    written: tuple[Fields, Fields]
 
 
 def read_litellm(text: str, environment: Mapping[str, str]) -> Draft:
@@ -111,6 +112,7 @@ class _Importer:
                 groups.setdefault(name, []).append(deployment)
         for name, deployments in groups.items():
             draft.endpoints[name] = _endpoint(deployments)
+            _report_partial_limits(name, deployments)
         self._fall_back(groups)
         self._alias()
         self._general()
@@ -168,6 +170,7 @@ class _Importer:
             tpm=params.take("tpm", int) or model.take("tpm", int),
             order=params.take("order", int),
             task=None if task == "chat" else task,
+            written=(params, model),
         )
         for rest in (params, info, model):
             rest.leave_rest(_REASONS)
@@ -349,6 +352,16 @@ def _limits(deployments: Sequence[_Deployment]) -> Iterator[tuple[str, int]]:
         known = [value for value in values if value]
         if known and len(known) == len(values):
             yield name, sum(known)
+
+
+def _report_partial_limits(group: str, deployments: Sequence[_Deployment]) -> None:
+    """Report the limits that only some deployments of a group have: the sum of a group's limits is its endpoint's."""
+    for name in ("rpm", "tpm"):
+        limited = [each for each in deployments if getattr(each, name)]
+        if len(limited) < len(deployments):
+            why = f"other deployments of '{group}' have none: it is a weight at most, and limits nothing"
+            for fields in (fields for each in limited for fields in each.written):
+                fields.leave(name, why)
 
 
 def _timeouts(

@@ -75,7 +75,7 @@ class Connect(Protocol):
 
 
 class _SocketTransport(asyncio.Protocol):
-    """Frames over a Unix or TCP socket. Reading starts with `start_reading`, once the caller has the transport."""
+    """Frames over a Unix or TCP socket. What comes before `begin` is kept: `connect` has not returned yet."""
 
     def __init__(self, on_message: OnMessage, on_lost: OnLost, *, remote: bool = False) -> None:
         self.remote = remote
@@ -83,18 +83,25 @@ class _SocketTransport(asyncio.Protocol):
         self._on_lost = on_lost
         self._reader: FrameReader[FromEngine] = FrameReader(FromEngine)
         self._stream: asyncio.Transport | None = None
+        self._early: bytes | None = b""  # None once messages are passed on
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._stream = cast(asyncio.Transport, transport)  # uvloop's has the methods but not the base class
-        # `create_unix_connection` and `create_connection` suspend after this call. Without the pause, messages could
-        # arrive before the caller of `connect` has the transport.
-        self._stream.pause_reading()
 
-    def start_reading(self) -> None:
-        if self._stream is not None:
-            self._stream.resume_reading()
+    def begin(self) -> None:
+        """Pass on messages from the next turn of the event loop on."""
+        # Not `pause_reading` until then: uvloop reads all the same if it is called in `connection_made`.
+        asyncio.get_running_loop().call_soon(self._begin)
+
+    def _begin(self) -> None:
+        early, self._early = self._early, None
+        if early and self._stream is not None:  # no message follows `on_lost`
+            self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
+        if self._early is not None:
+            self._early += data
+            return
         try:
             # A message may be split over several calls, and one call may bring many messages.
             for message in self._reader.feed(data):
@@ -143,7 +150,7 @@ def over_socket(path: str) -> Connect:
     async def connect(on_message: OnMessage, on_lost: OnLost) -> Transport:
         loop = asyncio.get_running_loop()
         _, transport = await loop.create_unix_connection(lambda: _SocketTransport(on_message, on_lost), path)
-        transport.start_reading()
+        transport.begin()
         return transport
 
     return connect
@@ -170,7 +177,7 @@ def over_tcp(address: TcpAddress, read_secret: Callable[[], bytes]) -> Connect:
             except BaseException:
                 plain.close()
                 raise
-        transport.start_reading()
+        transport.begin()
         return transport
 
     return connect

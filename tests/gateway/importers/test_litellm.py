@@ -161,6 +161,21 @@ def test_groups_become_endpoints_and_what_is_left_has_its_line(tmp_path: Path) -
     assert "sk-very-secret" not in str(config) + str(left)
 
 
+def test_a_limit_of_some_deployments_is_a_weight_and_reported() -> None:
+    text = """
+model_list:
+  - {model_name: a, litellm_params: {model: gpt-4o, rpm: 30, tpm: 9000}}
+  - {model_name: a, tpm: 1000, litellm_params: {model: gpt-4o-mini}}
+"""
+    draft = read_litellm(text, {})
+    assert [arm["traffic_percentage"] for arm in draft.endpoints["a"]["served_entities"]] == [100, 0]
+    assert [str(left) for left in draft.left] == [
+        "line 3: model_list[0].litellm_params.rpm: other deployments of 'a' have none: it is a weight at most,"
+        " and limits nothing"
+    ]
+    assert draft.endpoints["a"]["limits"] == [{"tokens": 10000, "window": "minute"}]
+
+
 def test_fallbacks_retries_and_timeouts(tmp_path: Path) -> None:
     config, left = imported("reliability", tmp_path)
     zephyr, gpt = config["endpoints"]["zephyr"], config["endpoints"]["gpt-4o"]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import struct
+import threading
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -113,3 +116,49 @@ async def test_a_frame_that_cannot_be_decoded_closes_the_connection(sent: bytes,
         transport.kill()
         await asyncio.wait_for(closed.wait(), 10)
         await transport.aclose()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_no_message_arrives_before_the_transport(
+    run: Callable[[Coroutine[Any, Any, None]], None], tmp_path: Path
+) -> None:
+    """An engine greets at once: what is asked for then needs the transport."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        held: list[object] = []
+        seen: list[bool] = []
+        for _ in range(20):
+            # The greeting is there when the event loop next looks: it comes in the same turn as the connection.
+            loop.call_soon(time.sleep, 0.01)
+            held.append(transport := await over_socket(path)(lambda _: seen.append(bool(held)), lambda: None))
+            await until(lambda: bool(seen))
+            await transport.aclose()
+            assert seen == [True]
+            held.clear()
+            seen.clear()
+
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+
+        def greet() -> None:
+            while True:
+                try:
+                    peer, _ = listener.accept()
+                except OSError:
+                    return
+                peer.sendall(encode_frame(READY))
+                peers.append(peer)
+
+        peers: list[socket.socket] = []
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        try:
+            run(main())
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            greeting.join()
+            for peer in peers:
+                peer.close()
