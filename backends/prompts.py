@@ -1,6 +1,11 @@
-"""Prompts for backends: which texts are chats, which images they have, and whether they fit the context."""
+"""Prompts for backends: which texts are chats, which images they have, whether they fit the context,
+and which conversation they are of.
+"""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
 
 from schemas.errors import ContextLengthExceeded, InvalidRequest
 from schemas.ir import (
@@ -71,3 +76,37 @@ def _as_chat(prompt: TextPrompt) -> ChatPrompt:
     # Images come before the text, as in the prompts that vision models are trained on.
     parts: tuple[Part, ...] = (*prompt.images, TextPart(prompt.text))
     return ChatPrompt((Message("user", parts if prompt.images else prompt.text),))
+
+
+def texts_of(prompt: Prompt) -> Iterator[str]:
+    """The texts of a prompt in order, each message's behind its role; none of a prompt of token ids."""
+    if isinstance(prompt, TextPrompt):
+        yield prompt.text
+    elif isinstance(prompt, ChatPrompt):
+        for message in prompt.messages:
+            yield _with_role(message)
+
+
+def conversation_of(request: Generate) -> str | None:
+    """A digest of the messages up to the user's first one, which all turns of a conversation share."""
+    prompt = request.prompts[0]  # several prompts in one request are of one conversation
+    if not isinstance(prompt, ChatPrompt):
+        return None
+    hasher = hashlib.blake2b(digest_size=16)
+    for message in prompt.messages:
+        hasher.update(_with_role(message).encode("utf-8", "surrogatepass"))
+        # Later turns differ, and the answers of a model are among them.
+        if message.role == "user":
+            break
+    return hasher.hexdigest()
+
+
+def _with_role(message: Message) -> str:
+    return f"{message.role}\0{_text(message)}\0"
+
+
+def _text(message: Message) -> str:
+    content = message.content or ""
+    if isinstance(content, str):
+        return content
+    return "\0".join(part.text for part in content if isinstance(part, TextPart))

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from backends.native.engine.devices import accelerator, default_device
 from backends.native.engine.layers.quantized_linear import BITS
 from backends.native.machine import physical_cores
 from benchmarks.gateway import cpu_seconds
@@ -44,7 +45,7 @@ ROUNDED, SAMPLED = f"{ONE}, rounded weights", "decode, mixed sampling"
 
 def main() -> None:
     """Run the benchmark and print its results."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     on_cpu = device.type == "cpu"
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"] if on_cpu else ["bfloat16"])
@@ -195,8 +196,8 @@ def _seconds(clock: Clock, call: Callable[..., object], *arguments: object) -> f
 
 
 def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if accelerator() is not None:
+        torch.accelerator.synchronize()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ async def measure() -> None:
         for number in range(ROUNDS + 1):
             if number % (ROUNDS // 12) == 0:
                 await asyncio.sleep(0.2)  # the next report of the engine
-                state = backend.engine_state
+                state = backend.engine_states["0"]
                 assert state is not None
                 tokens = number * (LENGTH + NEW)
                 print(f"{tokens:7,}      {state.kv_touched:8.0%}    {state.resident_bytes / 2**20:8.1f} MiB")

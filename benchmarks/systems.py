@@ -14,6 +14,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.devices import default_device
 from backends.native.engine.layers.quantized_linear import BITS
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import PackedRunner
@@ -101,7 +102,7 @@ def continuous(model: Any, *, sharing: bool = False) -> System:
         allow_block_sharing=sharing,
     )
     manager = model.init_continuous_batching(_greedy(), sizes)
-    if model.device.type == "cuda":
+    if model.device.type != "cpu":
         manager.warmup()  # elsewhere nothing is gained, and this thread would open a set of OpenMP's
     manager.start()
 
@@ -140,7 +141,7 @@ def load(name: str, shape: str, dtype: str) -> System:
     """Load one of `SYSTEMS` with random weights and as many threads as OMP_NUM_THREADS."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a second set of threads, of one that only loads, would slow `generate_batch`'s own down
-    model = build(shape, getattr(torch, dtype), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    model = build(shape, getattr(torch, dtype), default_device())
     torch.set_num_threads(threads)
     system = SYSTEMS[name](model)
     keep_freed_memory()  # as the engine's process does

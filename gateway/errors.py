@@ -1,4 +1,4 @@
-"""Exceptions: which text a client may see, and after which of them another target is asked."""
+"""Exceptions: which text a client may see."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ import traceback
 
 import structlog
 
-from schemas.errors import (
-    BackendError,
-    BackendTimeout,
-    GatewayError,
-    InternalError,
-    ModelNotFound,
-    Overloaded,
-    RateLimited,
-)
+from schemas.errors import GatewayError, InternalError
 
 log = structlog.get_logger()
 
@@ -27,14 +19,3 @@ def to_client_error(error: Exception, request_id: str) -> GatewayError:
     trace = "".join(traceback.format_tb(error.__traceback__))
     log.error("request.broke", request_id=request_id, error=type(error).__name__, trace=trace)
     return InternalError()
-
-
-def is_failover_eligible(error: Exception) -> bool:
-    """Whether another served entity may be asked after this error of one, which came before any event.
-
-    Yes if a backend failed, is overloaded, shuts down, limits its callers or lacks the served entity's model: the
-    endpoint was found, so that is not the client's mistake. No after a timeout: the client has waited long enough. No
-    if the request itself is at fault, and no after a bug.
-    """
-    eligible = BackendError | Overloaded | RateLimited | ModelNotFound
-    return isinstance(error, eligible) and not isinstance(error, BackendTimeout)

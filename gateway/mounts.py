@@ -34,32 +34,32 @@ _PARAMETER = re.compile(r"{(\w+)(:path)?}")  # the template syntax of `adapters.
 class Operation:
     """A route as mounted: its protocol, and the codec that reads and writes it.
 
-    `endpoint` answers requests that name no model; None: the server's default. `variant`: another operation at the same
-    path, for requests with the header of its route, or with one of its route's `fields` in their bodies.
+    `endpoint` answers requests that name no model; None: the server's default. `variants`: other operations at the same
+    path, for requests with the header of their route, or with one of their route's `fields` in their bodies.
     """
 
     protocol: str
     route: Route
     codec: ServerCodec
     endpoint: str | None = None
-    variant: Operation | None = None
+    variants: tuple[Operation, ...] = ()
 
     def for_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Operation:
-        """The operation for a request with these headers: this one, or its variant."""
-        if self.variant is None or self.variant.route.header is None:
+        """The operation for a request with these headers: this one, or a variant."""
+        if not self.variants:
             return self
-        wanted = self.variant.route.header.encode()
-        return self.variant if any(name == wanted for name, _ in headers) else self
+        given = {name for name, _ in headers}
+        return next((each for each in self.variants if (each.route.header or "").encode() in given), self)
 
     def for_body(self, body: bytes) -> Operation:
         """The operation that a body is for. A body that cannot be read is left to this one to refuse."""
-        if self.variant is None or not self.variant.route.fields:
+        if not any(each.route.fields for each in self.variants):
             return self
         try:
             fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         except UNREADABLE:
             return self
-        return self.variant if not self.variant.route.fields.isdisjoint(fields) else self
+        return next((each for each in self.variants if not each.route.fields.isdisjoint(fields)), self)
 
 
 class Paths(Generic[T]):
@@ -80,9 +80,11 @@ class Paths(Generic[T]):
         if "{" not in template:
             self._plain[template] = value
             return
-        pattern = "".join(_segment(segment) for segment in template[1:].split("/"))
-        # Patterns are grouped by their first segment, so that a lookup tries a few of them and not all.
-        self._patterns.setdefault(_first(template), []).append((re.compile(pattern), value))
+        pattern = re.compile("".join(_segment(segment) for segment in template[1:].split("/")))
+        # Patterns are grouped by their first segment, so that a lookup tries a few of them and not all. Those that end
+        # with the rest of a path come last: they match what more exact ones do.
+        group = self._patterns.setdefault(_first(template), [])
+        group.insert(len(group) if template.endswith(":path}") else 0, (pattern, value))
 
     def find(self, path: str) -> Found[T] | None:
         """The value and the parameters of the first template that matches `path`, which is percent-encoded."""
@@ -165,7 +167,7 @@ class Mounts:
 
 
 def _joined(methods: Methods, operation: Operation, prefix: str) -> Operation:
-    """The operation of a path and method; of two protocols, the unconditional one with the other as its variant.
+    """The operation of a path and method; of several protocols, the unconditional one with the others as its variants.
 
     Raises:
         ConfigError: neither a header nor fields of their bodies separate two protocols.
@@ -174,14 +176,18 @@ def _joined(methods: Methods, operation: Operation, prefix: str) -> Operation:
     other = methods.get(method)
     if other is None:
         return operation
-    if other.variant is not None or _is_conditional(operation) == _is_conditional(other):
+    first, variant = (other, operation) if _conditions(operation) else (operation, other)
+    known = [_conditions(first), *map(_conditions, first.variants)]
+    # Of the first two operations both may have conditions, until the one without comes.
+    if any(not known_of.isdisjoint(_conditions(variant)) for known_of in known) or not _conditions(variant):
         raise ConfigError(f"two protocols have the route {method} {prefix}{path}")
-    first, variant = (other, operation) if _is_conditional(operation) else (operation, other)
-    return replace(first, variant=variant)
+    return replace(first, variants=(*first.variants, replace(variant, variants=()), *variant.variants))
 
 
-def _is_conditional(operation: Operation) -> bool:
-    return operation.route.header is not None or bool(operation.route.fields)
+def _conditions(operation: Operation) -> frozenset[str]:
+    """The header or the fields that tell the operation's requests from others at its path."""
+    header = operation.route.header
+    return operation.route.fields | ({header} if header is not None else set())
 
 
 def _dialects(adapters: Mapping[str, Adapter], server: ServerSection) -> dict[str, dict[str, Any]]:
@@ -220,10 +226,11 @@ def _first(path: str) -> str:
 
 
 def _segment(segment: str) -> str:
-    parameter = _PARAMETER.fullmatch(segment)
+    parameter = _PARAMETER.match(segment)
     if parameter is None:
         return "/" + re.escape(segment)
-    return f"/(?P<{parameter[1]}>{'.+' if parameter[2] else '[^/]+'})"
+    # What follows a parameter is a verb, as in Google's APIs (`{model}:generateContent`).
+    return f"/(?P<{parameter[1]}>{'.+' if parameter[2] else '[^/]+'}){re.escape(segment[parameter.end() :])}"
 
 
 def _paths(table: Table) -> Paths[Methods]:

@@ -37,6 +37,7 @@ from gateway.rollout.timeline import Timeline
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
 from gateway.routing.target import Plan, Target
+from gateway.storage.decoded_requests import DecodedRequests
 from gateway.storage.response_store import ResponseStore
 from gateway.usage.ledger import Ledger
 from schemas.catalog import Catalog, Change
@@ -366,6 +367,9 @@ class Service:
         endpoints = {name: found.serving for name, found in deployments.items()}
         self.router = Router(endpoints, self.backends, self._filters)
         self._rules = RuleTable({name: found.serving.limits for name, found in deployments.items()})
+        # Only what a cache answers is worth keeping.
+        has_cache = any(found.serving.cache is not None for found in deployments.values())
+        self.decoded = DecodedRequests() if has_cache else None
         self._untracked = {name for name, found in deployments.items() if found.serving.usage_tracking is False}
         self._stop_arms()
         self.metrics.name_engines({name: found.serving.served_entities for name, found in deployments.items()})

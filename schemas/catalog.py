@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -30,11 +30,25 @@ class RateLimit(msgspec.Struct, frozen=True):
     tokens: int | None = None
 
 
+class TextRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client wants of texts: what becomes of personal data, and keywords that may not occur in them."""
+
+    pii: Literal["mask", "block"] | None = None
+    keywords: tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=500)], ...] = ()
+
+
+class ClientFilters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The filters that clients have an endpoint use, for its requests and for its answers."""
+
+    request: TextRules = TextRules()
+    answer: TextRules = TextRules()
+
+
 class Change(msgspec.Struct, frozen=True, kw_only=True):
     """A requested change of an endpoint. The `state` of its served entities has no meaning here.
 
-    `unknown` are the fields of its body that have no effect. "configure" changes `usage_tracking`, `fallback` and
-    `rate_limits`, where they are not None, and nothing else.
+    `unknown` are the fields of its body that have no effect. "configure" changes `usage_tracking`, `fallback`,
+    `rate_limits` and `filters`, where they are not None, and nothing else.
     """
 
     action: Literal["create", "update", "delete", "configure"]
@@ -44,6 +58,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     usage_tracking: bool | None = None
     fallback: bool | None = None
     rate_limits: tuple[RateLimit, ...] | None = None
+    filters: ClientFilters | None = None
 
 
 class OwnInput(msgspec.Struct, frozen=True):
@@ -95,7 +110,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     the LoRA adapters that requests may name; the `parent` of an endpoint of nothing but LoRA adapters is the endpoint
     of their base model, if there is one. `usage_tracking` is None where no client has configured it, and
     `tokenizer` where it is not known; `fallback`: whether another served entity is asked if one fails.
-    `rate_limits` are those by the minute, not of single users.
+    `rate_limits` are those by the minute, not of single users, and `filters` those of clients.
     """
 
     name: str
@@ -120,6 +135,7 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     usage_tracking: bool | None = None
     fallback: bool = True
     rate_limits: tuple[RateLimit, ...] = ()
+    filters: ClientFilters = ClientFilters()
     counts: RequestCounts = RequestCounts()
 
 

@@ -97,13 +97,35 @@ class RateLimit(msgspec.Struct, frozen=True):
     principal: str | UnsetType | None = UNSET
 
 
+class PiiBehavior(msgspec.Struct, frozen=True):
+    """What becomes of personal data."""
+
+    behavior: Literal["NONE", "MASK", "BLOCK"] = "NONE"
+
+
+class GuardrailParameters(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The guardrails of requests or of answers."""
+
+    pii: PiiBehavior | None = None
+    invalid_keywords: tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=500)], ...] | None = None
+    safety: bool | None = None
+    valid_topics: tuple[str, ...] | None = None
+
+
+class Guardrails(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The guardrails of an endpoint."""
+
+    input: GuardrailParameters | None = None
+    output: GuardrailParameters | None = None
+
+
 class AiGatewayRequest(msgspec.Struct, frozen=True):
     """Settings of an endpoint's AI gateway. What is not read here is decoded only to be refused."""
 
     usage_tracking_config: Enabled | None = None
     fallback_config: Enabled | None = None
     rate_limits: tuple[RateLimit, ...] | None = None
-    guardrails: dict[str, Any] | None = None
+    guardrails: Guardrails | None = None
     inference_table_config: dict[str, Any] | None = None
 
 
@@ -184,6 +206,7 @@ class AiGateway(msgspec.Struct, frozen=True):
     usage_tracking_config: Enabled
     fallback_config: Enabled
     rate_limits: tuple[RateLimit, ...] = ()
+    guardrails: Guardrails | UnsetType = UNSET
 
 
 class ServingEndpoint(msgspec.Struct, frozen=True, kw_only=True):

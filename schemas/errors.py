@@ -255,6 +255,17 @@ class InternalError(GatewayError):
         super().__init__(message)
 
 
+def is_failover_eligible(error: Exception) -> bool:
+    """Whether another server or served entity may be asked after this error of one, before any event.
+
+    Yes if a backend failed, is overloaded, shuts down, limits its callers or lacks the served entity's model: the
+    endpoint was found, so that is not the client's mistake. No after a timeout: the client has waited long enough. No
+    if the request itself is at fault, and no after a bug.
+    """
+    eligible = BackendError | Overloaded | RateLimited | ModelNotFound
+    return isinstance(error, eligible) and not isinstance(error, BackendTimeout)
+
+
 KINDS: tuple[str, ...] = (
     "invalid_request",
     "malformed_body",

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 pytest_plugins = ["tests.missing_tools"]
 
 settings.register_profile("whole", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fast", settings.get_profile("whole"), max_examples=5)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "whole"))
+
+# Triton's kernels run in its interpreter, which is chosen when Triton is imported, perhaps by torch.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 _NEEDS_TORCH = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.torch\b", re.MULTILINE)
 
@@ -38,6 +41,13 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Do not measure the coverage of what draws its examples: it takes minutes, and would differ between two runs."""
+    for item in items:
+        if is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker("no_cover")
 
 
 @pytest.fixture(autouse=True)

@@ -61,9 +61,14 @@ class Way:
         return f"{self.dialect} {self.path}"
 
 
-REASONS = {"eos_token": "end", "stop": "end", "stop_sequence": "end", "end_turn": "end"} | dict.fromkeys(
-    ("length", "max_tokens"), "length"
-)
+REASONS = {
+    "eos_token": "end",
+    "stop": "end",
+    "STOP": "end",
+    "MAX_TOKENS": "length",
+    "stop_sequence": "end",
+    "end_turn": "end",
+} | dict.fromkeys(("length", "max_tokens"), "length")
 
 
 async def say(way: Way, ask: Ask, backend: Backend, model: str, stream: bool) -> Said:
@@ -73,7 +78,8 @@ async def say(way: Way, ask: Ask, backend: Backend, model: str, stream: bool) ->
     path = (way.stream_path or way.path) if stream else way.path
     route = next(route for route in server.routes if route.path == path and route.method == "POST")
     card = ModelCard(name=model, images=Feature.IMAGES in backend.capabilities.features)
-    call = Call("request", Catalog({model: card}, default=model), {"name": model, "model": model})
+    path_names = {"name": model, "model": model}
+    call = Call("request", Catalog({model: card}, default=model), path_names, query={"alt": "sse"})
     body = json.dumps({"model": model} | way.body(ask, stream) if "model" in _fields(way) else way.body(ask, stream))
     request = server.decode(route, body.encode(), call)
     assert isinstance(request, Generate)
@@ -221,6 +227,24 @@ def _ollama_stream(frames: list[Any]) -> Said:
     return Said(text, REASONS[last["done_reason"]], last["eval_count"], last["prompt_eval_count"])
 
 
+def _gemini_body(ask: Ask, stream: bool) -> dict[str, Any]:
+    config: dict[str, Any] = {"maxOutputTokens": ask.max_tokens}
+    config |= {"temperature": 0} if ask.temperature is None else {"temperature": ask.temperature, "seed": ask.seed}
+    return {"contents": [{"role": "user", "parts": [{"text": ask.prompt}]}], "generationConfig": config}
+
+
+def _gemini_whole(answer: Any) -> Said:
+    return _gemini_stream([answer])
+
+
+def _gemini_stream(frames: list[Any]) -> Said:
+    candidates = [candidate for frame in frames for candidate in frame["candidates"]]
+    text = "".join(part["text"] for candidate in candidates for part in candidate["content"]["parts"])
+    usage = frames[-1]["usageMetadata"]
+    reason = REASONS[candidates[-1]["finishReason"]]
+    return Said(text, reason, usage["candidatesTokenCount"], usage["promptTokenCount"])
+
+
 TRITON_OUTPUTS = {
     "return_finish_reason": True,
     "return_num_input_tokens": True,
@@ -267,6 +291,8 @@ def _openai(dialect: str, path: str, body: Callable[[Ask, bool], dict[str, Any]]
 
 _INVOCATIONS = "/serving-endpoints/{name}/invocations"
 _GENERATE = "/v2/models/{model}/generate"
+_CONTENT = "/v1beta/models/{model:path}:generateContent"
+_CONTENT_STREAM = "/v1beta/models/{model:path}:streamGenerateContent"
 
 WAYS: tuple[Way, ...] = (
     _tgi("tgi", "/generate"),
@@ -290,6 +316,7 @@ WAYS: tuple[Way, ...] = (
     ),
     Way("ollama", "ollama", "/api/generate", _ollama_body, _ollama_whole, _ollama_stream),
     Way("ollama", "ollama", "/api/chat", _ollama_body, _ollama_whole, _ollama_stream, chat=True),
+    Way("gemini", "gemini", _CONTENT, _gemini_body, _gemini_whole, _gemini_stream, True, _CONTENT_STREAM),
     Way("triton", "triton", _GENERATE, _triton_body, _triton_whole, _triton_stream, stream_path=f"{_GENERATE}_stream"),
     Way(
         "triton",

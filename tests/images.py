@@ -80,6 +80,12 @@ def beside_text(data: str) -> dict[str, Any]:
     return {"messages": [turn], "options": {"temperature": 0, "num_predict": 20}}
 
 
+def inline_data(data: str) -> dict[str, Any]:
+    kind = "jpeg" if data.startswith("/9j/") else "png"
+    parts = [{"inlineData": {"mimeType": f"image/{kind}", "data": data}}, {"text": QUESTION}]
+    return {"contents": [{"parts": parts}], "generationConfig": {"temperature": 0, "maxOutputTokens": 20}}
+
+
 USAGE = {"stream_options": {"include_usage": True}}
 FORMS: dict[str, tuple[str, bool, Callable[[str], dict[str, Any]]]] = {
     "tgi": ("tgi", False, markdown),
@@ -92,6 +98,7 @@ FORMS: dict[str, tuple[str, bool, Callable[[str], dict[str, Any]]]] = {
     "mindie-openai": ("mindie-openai", True, messages(with_url, temperature=1e-6, seed=1)),
     "databricks": ("databricks", True, messages(with_url)),
     "anthropic": ("anthropic", True, blocks),
+    "gemini": ("gemini", True, inline_data),
     "ollama": ("ollama", True, beside_text),
     "triton": ("triton", False, tensors),
     "mindie-triton": ("mindie-triton", False, list_input),
@@ -125,5 +132,6 @@ async def post(client: httpx.AsyncClient, form: str, data: str, *, stream: bool,
     asking = way(form, data)
     path = (asking.stream_path or asking.path) if stream else asking.path
     named = {"model": model} if asking.protocol in ("openai", "anthropic", "ollama") else {}
-    url = PREFIXES.get(asking.dialect, "") + path.format(name=model, model=model)
-    return await client.post(url, json=named | asking.body(ASK, stream))
+    url = PREFIXES.get(asking.dialect, "") + path.replace(":path}", "}").format(name=model, model=model)
+    query = {"alt": "sse"} if asking.protocol == "gemini" and stream else {}
+    return await client.post(url, json=named | asking.body(ASK, stream), params=query)

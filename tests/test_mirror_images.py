@@ -59,6 +59,7 @@ CARRIES = {
     "mindie-openai": CHATS,
     "databricks": CHATS - SEEDED,
     "anthropic": CHATS - SEEDED,
+    "gemini": CHATS,
     "ollama": CHATS,
     "tgi": CHATS | RAW_FORMS,
     "tgi-0.9": RAW_FORMS,
@@ -96,7 +97,7 @@ ELSEWHERE = "https://pics.example/a.png"
 OUT_OF_REACH = {
     "a path": (ImagePart("/srv/a.png", "path"), set(KINDS) - {"mindie"}),
     "a URL": (ImagePart(ELSEWHERE, "url"), {"ollama", "triton"}),
-    "embeddings": (ImagePart("QUJD", "embeddings"), {"anthropic", "ollama", "tgi-0.9", "triton"}),
+    "embeddings": (ImagePart("QUJD", "embeddings"), {"anthropic", "gemini", "ollama", "tgi-0.9", "triton"}),
 }
 """Images that kinds cannot take. MindIE's TGI reads local paths of its own; Triton's tensor has the image itself;
 embeddings are for chats in OpenAI's form."""

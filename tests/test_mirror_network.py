@@ -17,7 +17,7 @@ from tests.gateway.serving import listening, scripted
 
 pytestmark = pytest.mark.slow
 
-SPEECHLESS = {("anthropic", False), ("mindie-openai", False), ("tgi-0.9", True), ("triton", True)}
+SPEECHLESS = {("anthropic", False), ("gemini", False), ("mindie-openai", False), ("tgi-0.9", True), ("triton", True)}
 """Kinds without raw prompts, or without chats."""
 
 UNREPORTED = {

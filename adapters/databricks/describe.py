@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from adapters.base import Call, Reply
-from schemas.catalog import Change, ModelCard
+from schemas.catalog import Change, ClientFilters, ModelCard, TextRules
 from schemas.catalog import ServedEntity as Entity
 from schemas.databricks import (
     AiGateway,
@@ -16,8 +16,11 @@ from schemas.databricks import (
     EndpointConfig,
     EndpointList,
     EndpointState,
+    GuardrailParameters,
+    Guardrails,
     HostMetadata,
     PendingConfig,
+    PiiBehavior,
     RateLimit,
     ServedEntity,
     ServedEntityState,
@@ -91,9 +94,13 @@ def _endpoint(card: ModelCard, *, detailed: bool) -> ServingEndpoint:
         task=f"llm/v1/{card.task}",
         permission_level="CAN_QUERY" if detailed else UNSET,
         # Only if a client has configured it: the SDK shows None otherwise, as for an endpoint without an AI gateway.
-        ai_gateway=_ai_gateway(card) if card.usage_tracking is not None or card.rate_limits else UNSET,
+        ai_gateway=_ai_gateway(card) if _has_ai_gateway(card) else UNSET,
         route_optimized=False if detailed else UNSET,
     )
+
+
+def _has_ai_gateway(card: ModelCard) -> bool:
+    return card.usage_tracking is not None or bool(card.rate_limits) or card.filters != ClientFilters()
 
 
 def _ai_gateway(card: ModelCard) -> AiGateway:
@@ -101,7 +108,19 @@ def _ai_gateway(card: ModelCard) -> AiGateway:
         RateLimit("minute", _LIMITED[limit.per], limit.requests or UNSET, limit.tokens or UNSET)
         for limit in card.rate_limits
     )
-    return AiGateway(Enabled(bool(card.usage_tracking)), Enabled(card.fallback), limits)
+    guardrails = UNSET if card.filters == ClientFilters() else _guardrails(card.filters)
+    return AiGateway(Enabled(bool(card.usage_tracking)), Enabled(card.fallback), limits, guardrails)
+
+
+def _guardrails(filters: ClientFilters) -> Guardrails:
+    return Guardrails(_parameters(filters.request), _parameters(filters.answer))
+
+
+def _parameters(rules: TextRules) -> GuardrailParameters | None:
+    if rules == TextRules():
+        return None
+    pii = PiiBehavior("MASK" if rules.pii == "mask" else "BLOCK") if rules.pii is not None else None
+    return GuardrailParameters(pii, rules.keywords or None)
 
 
 def _entity(entity: Entity, *, detailed: bool) -> ServedEntity:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from adapters.base import Call, Route
 from adapters.body import read
 from adapters.databricks.describe import find_card
 from schemas import databricks as wire
-from schemas.catalog import Change, RateLimit, ServedEntity
+from schemas.catalog import Change, ClientFilters, RateLimit, ServedEntity, TextRules
 from schemas.databricks import AiGatewayRequest, ConfigRequest, CreateRequest, ServedEntityInput, TrafficConfigInput
 from schemas.errors import InvalidRequest
 
@@ -42,13 +43,10 @@ def read_change(route: Route, body: bytes, call: Call) -> Change:
 def _settings(body: bytes, name: str) -> Change:
     """The settings of an endpoint's AI gateway. What would have no effect here is refused by name."""
     asked, unknown = read(body, AiGatewayRequest)
-    refused = {
-        "guardrails": (asked.guardrails, "Guardrails do not exist here"),
-        "inference_table_config": (asked.inference_table_config, "Requests and answers are not recorded here"),
-    }
-    for field, (given, why) in refused.items():
-        if given and not (isinstance(given, dict) and given.get("enabled") is False):
-            raise InvalidRequest(f"{why}, so '{field}' is refused.", param=field)
+    table = asked.inference_table_config
+    if table and table.get("enabled") is not False:
+        field = "inference_table_config"
+        raise InvalidRequest(f"Requests and answers are not recorded here, so '{field}' is refused.", param=field)
     tracking, fallback = asked.usage_tracking_config, asked.fallback_config
     return Change(
         action="configure",
@@ -56,8 +54,27 @@ def _settings(body: bytes, name: str) -> Change:
         usage_tracking=tracking.enabled if tracking is not None else None,
         fallback=fallback.enabled if fallback is not None else None,
         rate_limits=None if asked.rate_limits is None else tuple(map(_rate_limit, asked.rate_limits)),
+        filters=None if asked.guardrails is None else _filters(asked.guardrails),
         unknown=unknown.paths,
     )
+
+
+def _filters(asked: wire.Guardrails) -> ClientFilters:
+    """The filters for guardrails. Those that need a model to judge texts are refused by name."""
+    made = {}
+    for side, given in (("input", asked.input), ("output", asked.output)):
+        found = given or wire.GuardrailParameters()
+        for field, wanted in (("safety", found.safety), ("valid_topics", found.valid_topics)):
+            if wanted:
+                name = f"guardrails.{side}.{field}"
+                raise InvalidRequest(f"No model judges texts here, so '{name}' is refused.", param=name)
+        made[side] = TextRules(
+            _PII[found.pii.behavior] if found.pii is not None else None, found.invalid_keywords or ()
+        )
+    return ClientFilters(made["input"], made["output"])
+
+
+_PII: dict[str, Literal["mask", "block"] | None] = {"NONE": None, "MASK": "mask", "BLOCK": "block"}
 
 
 def _rate_limit(asked: wire.RateLimit) -> RateLimit:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from adapters.body import UNREADABLE
+from adapters.open_calls import OpenCalls
 from adapters.outbound import image_url, inexpressible
 from schemas import ollama as wire
 from schemas.errors import InvalidRequest
@@ -26,7 +27,7 @@ def read_messages(given: tuple[wire.Message, ...]) -> tuple[Message, ...]:
         schemas.errors.InvalidRequest: a message has an unknown role; the message names its place.
     """
     messages: list[Message] = []
-    open_calls: list[ToolCall] = []  # those without a result, the oldest first
+    open_calls = OpenCalls()
     for place, message in enumerate(given):
         role = message.role.lower()
         if role not in _ROLES:
@@ -35,8 +36,8 @@ def read_messages(given: tuple[wire.Message, ...]) -> tuple[Message, ...]:
             ToolCall(call.id or f"call_{place}_{index}", call.function.name, _json(call.function.arguments))
             for index, call in enumerate(message.tool_calls or ())
         )
-        open_calls += calls
-        answered = _answered(message, open_calls) if role == "tool" else None
+        open_calls.add(calls)
+        answered = (message.tool_call_id or open_calls.answered(message.tool_name)) if role == "tool" else None
         messages.append(
             Message(
                 role,
@@ -68,17 +69,6 @@ def _content(message: wire.Message, param: str) -> str | tuple[Part, ...] | None
         return message.content
     text = (TextPart(message.content),) if message.content else ()
     return (*read_images(message.images, param), *text)
-
-
-def _answered(message: wire.Message, open_calls: list[ToolCall]) -> str | None:
-    """The id of the call that a tool's result belongs to: the one it names, else the oldest one of its tool."""
-    if message.tool_call_id:
-        return message.tool_call_id
-    candidates = [call for call in open_calls if message.tool_name in (None, "", call.name)]
-    if not candidates:
-        return None
-    open_calls.remove(candidates[0])
-    return candidates[0].id
 
 
 def _json(arguments: dict[str, Any]) -> str:

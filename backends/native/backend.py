@@ -1,11 +1,11 @@
 """The native backend: text and stop strings in this process, token ids in an engine.
 
 Strategy:
-- Start: the tokenizer loads here while the engine loads the model. The engine runs in a process that this backend
-  starts, in one that is shared (`socket`), or in a thread of this process.
+- Start: the tokenizer loads here while the engines load the model. An engine runs in a process that this backend
+  starts, in one that somebody else runs (`socket`, `engines`), or in a thread of this process.
 - A request: check and compile its grammar, encode its prompts, process its images, submit one sequence per candidate,
   and turn the engine's outputs into events (`Answer`) until all sequences have ended.
-- If the engine dies, `EngineClient` submits unfinished sequences to the next one. If that one's tokens differ, a stream
+- If an engine dies, `EngineClient` submits unfinished sequences to another one. If that one's tokens differ, a stream
   fails, and a non-streamed request, of which the client has seen nothing, is generated again.
 """
 
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import shutil
-import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,31 +20,31 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from backends.base import Capabilities, EngineCommand, EngineState, Health
+from backends.base import Capabilities, EngineState, Health
 from backends.native import embedding, scoring
 from backends.native.answer import Answer
 from backends.native.capabilities import capabilities, with_lora_adapters
 from backends.native.checkpoints import reference
 from backends.native.classification import Head, read_head
 from backends.native.client.engine_client import EngineClient
-from backends.native.client.engine_process import EngineProcess, engine_command
 from backends.native.client.inflight import Diverged
-from backends.native.client.transports import Connect, in_process, over_socket
+from backends.native.client.transports import Connect
 from backends.native.controls import Controls
+from backends.native.engines import Engines, engine_commands, shared_options
 from backends.native.grammar.grammar import GrammarCheck
 from backends.native.import_lock import with_import_lock
 from backends.native.model_files import check_sizes
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts
 from backends.native.options import NativeOptions, problems_of, read_options
-from backends.native.protocol.messages import Ready
+from backends.native.protocol.messages import Pong, Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, generates, read_recipe
 from backends.native.text.codec import TextCodec
 from backends.native.tools.choice import offered_tools
 from backends.native.tools.constraint import constraint
 from backends.native.tools.reader import answer_reader
 from backends.observation import OBSERVER
-from backends.prompts import as_asked, images_of
+from backends.prompts import as_asked, conversation_of, images_of
 from backends.truncation import encode_fitting
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Tokenize, Tokens
@@ -62,7 +60,7 @@ class NativeBackend:
     Args:
         name: the backend's name.
         options: a `NativeOptions`, or its fields.
-        connect: replaces the engine's transport, for tests.
+        connect: replaces the transport of the engine, or of several by name, for tests.
 
     Raises:
         msgspec.ValidationError: the options are wrong.
@@ -73,9 +71,16 @@ class NativeBackend:
     # Before a backend is made: the gateway has models fetched and converted once, not by each worker.
     prepare = staticmethod(reference.prepare_options)
     check = staticmethod(reference.check_options)
+    # For a supervisor, which shares a backend's engines among workers.
+    engine_commands = staticmethod(engine_commands)
+    shared_options = staticmethod(shared_options)
 
     def __init__(
-        self, name: str, options: NativeOptions | Mapping[str, Any] | None = None, *, connect: Connect | None = None
+        self,
+        name: str,
+        options: NativeOptions | Mapping[str, Any] | None = None,
+        *,
+        connect: Connect | Mapping[str, Connect] | None = None,
     ) -> None:
         self.name = name
         self._started = False
@@ -86,32 +91,16 @@ class NativeBackend:
         self._text: TextCodec | None = None
         self._grammars: GrammarCheck | None = None
         self._images: ImagePrompts | None = None
-        self._socket_folder: Path | None = None
-        self._process: EngineProcess | None = None
+        self._engines = Engines(self._options, self._on_exit, connect)
         self._client = EngineClient(
-            connect or self._make_connect(),
+            self._engines.connects,
             heartbeat=self._options.heartbeat,
             hung_after=self._options.hung_after,
             reconnect_timeout=self._options.reconnect_timeout,
+            routing=self._options.routing,
         )
         self._client.on_ready = self._describe
         self.controls = Controls(self._client, self._options)
-
-    @staticmethod
-    def engine_command(options: Mapping[str, Any], socket: Path) -> EngineCommand | None:
-        """The command that starts the engine for these options, for a supervisor that shares one among workers.
-
-        The workers are then given `socket` among their options. None if no engine process is to be started.
-
-        Raises:
-            msgspec.ValidationError: the options are wrong.
-        """
-        given = read_options(options)
-        shared = given.engine == "process" and given.socket is None
-        if not shared:
-            return None
-        command = engine_command(given.engine_options, socket, warm=given.warm_engine)
-        return EngineCommand(tuple(command), warm=bool(given.warm_engine))
 
     async def start(self) -> None:
         """Load the tokenizer, and wait until the engine has loaded the model. May be called again after a failure.
@@ -120,13 +109,8 @@ class NativeBackend:
             schemas.errors.BackendUnavailable: one of them cannot be loaded.
         """
         try:
-            if self._socket_folder is not None:
-                # Only this user can enter the folder, so nobody else can connect, or put another socket there. `mkdir`
-                # fails if the folder exists, also if somebody else made it.
-                self._socket_folder.mkdir(mode=0o700)
-            if self._process is not None:
-                # The engine starts loading now, while the tokenizer loads below.
-                await self._process.start()
+            # The engines start loading now, while the tokenizer loads below.
+            await self._engines.start()
             self._head, self._recipe = _read_folder(self._options.model)
             # In a thread: transformers takes seconds to import, and other backends must go on answering.
             self._text = text = await self._load_text()
@@ -175,7 +159,7 @@ class NativeBackend:
                 reader=partial(answer_reader, request, family, in_reasoning=in_reasoning),
                 started=started,
             )
-            in_flight = self._client.submit(answer.submits)
+            in_flight = self._client.submit(answer.submits, conversation_of(request))
             try:
                 while not answer.done:
                     events, stopped = answer.feed(await in_flight.outputs())
@@ -235,23 +219,12 @@ class NativeBackend:
         return health if self._started or health.status != "ready" else Health("loading")
 
     @property
-    def engine_state(self) -> EngineState | None:
-        """The engine's latest answer to a ping; None while there is no engine."""
-        if (pong := self._client.pong) is None or self._client.ready is None:
-            return None
-        return EngineState(
-            running=pong.running,
-            waiting=pong.waiting,
-            kv_usage=1 - pong.free_blocks / pong.total_blocks if pong.total_blocks else 0.0,
-            preemptions=pong.preemptions,
-            prefix_queries=pong.prefix_queries,
-            prefix_hits=pong.prefix_hits,
-            kv_touched=pong.touched_blocks / pong.total_blocks if pong.total_blocks else 0.0,
-            resident_bytes=pong.resident_bytes,
-            drafts=pong.drafts,
-            draft_tokens=pong.draft_tokens,
-            accepted_tokens=pong.accepted_tokens,
-        )
+    def engine_states(self) -> dict[str, EngineState | None]:
+        """Each engine's latest answer to a ping, by the engine's name; None while it does not run."""
+        return {
+            link.name: _state(link.pong) if link.pong is not None and link.ready is not None else None
+            for link in self._client.links
+        }
 
     async def aclose(self) -> None:
         """Disconnect, and stop the engine if this backend started it. Idempotent."""
@@ -259,14 +232,11 @@ class NativeBackend:
         await self._client.aclose()
         if self._images is not None:
             await self._images.aclose()
-        if self._process is not None:
-            await self._process.aclose()
+        await self._engines.aclose()
         if self._grammars is not None:
             self._grammars.close()
         if self._text is not None:
             self._text.close()
-        if self._socket_folder is not None:
-            shutil.rmtree(self._socket_folder, ignore_errors=True)
 
     async def _encode_fitting(self, request: Generate, text: TextCodec, ready: Ready) -> list[MultiModalInputs]:
         """The request's prompts as token ids; the oldest turns of a conversation are left out if that was asked for."""
@@ -316,22 +286,8 @@ class NativeBackend:
         if self._started and ready.lora_adapters != self.capabilities.lora_adapters:
             self.capabilities = with_lora_adapters(self.capabilities, ready.lora_adapters)
 
-    def _make_connect(self) -> Connect:
-        """Choose the transport to the engine; a process of our own is prepared, but not started."""
-        options = self._options
-        if options.socket is not None:
-            return over_socket(options.socket)
-        if options.engine == "inprocess":
-            return in_process(options.engine_options)
-        # A short path: the address of a Unix socket has 108 bytes at most on Linux (unix(7)).
-        self._socket_folder = Path(tempfile.gettempdir(), f"engine-{secrets.token_hex(8)}")
-        socket = self._socket_folder / "socket"
-        command = engine_command(options.engine_options, socket, warm=options.warm_engine)
-        self._process = EngineProcess(command, self._on_exit, warm=bool(options.warm_engine))
-        return over_socket(str(socket))
-
-    def _on_exit(self, code: int) -> None:
-        self._client.fail_start(f"the engine ended with exit code {code}")
+    def _on_exit(self, engine: str, code: int) -> None:
+        self._client.fail_start(f"the engine ended with exit code {code}", engine)
 
     async def _load_text(self) -> TextCodec:
         folder = str(Path(self._options.model, self._recipe.folder))
@@ -357,3 +313,19 @@ def _read_folder(model: str) -> tuple[Head | None, Recipe]:
         return head, (None if head else read_recipe(model)) or PLAIN
     except (RecipeError, ValueError) as error:
         raise BackendUnavailable(str(error)) from None
+
+
+def _state(pong: Pong) -> EngineState:
+    return EngineState(
+        running=pong.running,
+        waiting=pong.waiting,
+        kv_usage=1 - pong.free_blocks / pong.total_blocks if pong.total_blocks else 0.0,
+        preemptions=pong.preemptions,
+        prefix_queries=pong.prefix_queries,
+        prefix_hits=pong.prefix_hits,
+        kv_touched=pong.touched_blocks / pong.total_blocks if pong.total_blocks else 0.0,
+        resident_bytes=pong.resident_bytes,
+        drafts=pong.drafts,
+        draft_tokens=pong.draft_tokens,
+        accepted_tokens=pong.accepted_tokens,
+    )

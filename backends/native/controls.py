@@ -52,7 +52,7 @@ class Controls:
             return
         if self._options.wake != "on_request":
             raise BackendUnavailable("The model is asleep.", retry_after=_ASLEEP_RETRY)
-        self._client.send(Manage(-1, "wake"))
+        self._client.order(Manage(-1, "wake"))
 
     async def sleep(self, level: int) -> None:
         """Free memory once the requests in flight have ended; returns then."""

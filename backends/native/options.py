@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import structlog
 
+from backends.affinity import AffinityPolicy
 from backends.images import ImageOptions
 from backends.native.demo import WEIGHTS
-from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.addresses import TcpAddress, read_address, unix_address
+from backends.native.protocol.engine_options import EngineOptions, ModelOptions
+from backends.native.protocol.greeting import read_secret
 from backends.native.tools.families.table import check_formats
 
 log = structlog.get_logger()
@@ -23,19 +26,23 @@ _RENAMED_VALUES = {("execution_path", "cache"): "per_sequence"}
 """Former values of options, by the option's name now, and the same values now."""
 
 
-class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class NativeOptions(ModelOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The engine's options, and those of its client.
 
     Attributes:
         model: folder of the checkpoint; the bundled model's by default.
         engine: run the engine in a process of its own, or in a thread of this one.
         socket: Unix socket of a shared engine; without it the backend starts its own.
+        replicas: engines of this model on this machine; None: 1, or 0 where there are `engines` or a `socket`.
+        engines: addresses of engines that somebody else runs: `tcp://HOST:PORT` or `unix:///PATH`.
+        secret_env: environment variable with the secret of engines over TCP.
+        routing: which of several engines gets a request (`backends.affinity`).
         images: limits and sources of images.
         tool_format: how the model writes tool calls: "auto" (by its chat template), "generic" (tools are listed in the
             system message), "none", or the name of a family (`backends.native.tools.families.table`).
         reasoning_format: how it writes reasoning: "auto", "none", or the name of a family.
         heartbeat: seconds between pings to the engine.
-        hung_after: seconds without a sign of life after which the engine is killed; while it loads, ten times as many.
+        hung_after: seconds without a sign of life after which an engine is killed; while it loads, ten times as many.
         reconnect_timeout: seconds that requests wait for the next engine after a crash.
         wake: whether a request wakes a sleeping model, and waits for it as for the next engine, or only an operator.
         warm_engine: keep a second engine process that has done its imports and takes over when the engine ends; with
@@ -45,6 +52,10 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     model: str = str(WEIGHTS)
     engine: Literal["process", "inprocess"] = "process"
     socket: str | None = None
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=64)] | None = None
+    engines: tuple[str, ...] = ()
+    secret_env: str | None = None
+    routing: AffinityPolicy = "prefix"
     images: ImageOptions = ImageOptions()
     tool_format: str = "auto"
     reasoning_format: str = "auto"
@@ -55,15 +66,31 @@ class NativeOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_o
     wake: Literal["manual", "on_request"] = "manual"
 
     def __post_init__(self) -> None:
-        """Refuse unknown formats."""
+        """Refuse unknown formats, addresses that are none, and a backend without any engine."""
         check_formats(self.tool_format, self.reasoning_format)
+        for address in self.engines:
+            read_address(address)
+        if len(set(self.engines)) < len(self.engines):
+            raise ValueError("`engines` names an engine twice")
+        if self.replicas == 0 and not self.elsewhere:
+            raise ValueError("`replicas = 0` leaves the model without an engine: name `engines`")
+        if self.engine == "inprocess" and (self.elsewhere or self.replicas not in (None, 1)):
+            raise ValueError('an engine in a thread (`engine = "inprocess"`) has no replicas')
 
     @property
-    def engine_options(self) -> EngineOptions:
-        """The engine's options alone."""
+    def elsewhere(self) -> tuple[str, ...]:
+        """Addresses of the engines that somebody else runs."""
+        return (*((unix_address(Path(self.socket)),) if self.socket else ()), *self.engines)
+
+    @property
+    def own_engines(self) -> tuple[EngineOptions, ...]:
+        """The options of each engine that is started for this backend."""
+        replicas = self.replicas if self.replicas is not None else int(not self.elsewhere)
         # The engine's command is made of these fields, so those of its client must not be among them.
-        fields = msgspec.structs.fields(EngineOptions)
-        return EngineOptions(**{field.name: getattr(self, field.name) for field in fields})
+        given = {field.name: getattr(self, field.name) for field in msgspec.structs.fields(ModelOptions)}
+        return tuple(
+            EngineOptions(**given, replica_number=number, replica_count=replicas) for number in range(replicas)
+        )
 
 
 def read_options(given: Mapping[str, Any]) -> NativeOptions:
@@ -92,6 +119,11 @@ def problems_of(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str
     options = read_options(given)
     if find_spec("torch") is None or find_spec("transformers") is None:
         yield ("kind",), "native models need the engine: pip install 'interlingua[engine]'"
+    if any(isinstance(read_address(address), TcpAddress) for address in options.engines):
+        try:
+            read_secret(options.secret_env)
+        except ValueError as error:
+            yield ("secret_env",), str(error)
     if options.images.folder is not None and not Path(options.images.folder).is_dir():
         yield ("images", "folder"), f"there is no folder {options.images.folder}"
     if options.lora_folder and not Path(options.lora_folder).is_dir():

@@ -14,6 +14,7 @@ import msgspec
 
 from adapters import anthropic as _anthropic
 from adapters import databricks as _databricks
+from adapters import gemini as _gemini
 from adapters import ollama as _ollama
 from adapters import openai as _openai
 from adapters import tgi as _tgi
@@ -24,6 +25,7 @@ from backends.remote.asking import Spoken
 from backends.remote.backend import RemoteBackend
 from backends.remote.connect import problems_of
 from backends.remote.options import RemoteOptions
+from backends.remote.servers import RemoteServers
 
 SPOKEN_BY = dict.fromkeys(
     ("vllm", "sglang", "llama.cpp", "llama-server", "azure", "lmdeploy", "litellm", "groq", "mistral"),
@@ -67,8 +69,19 @@ class Kind:
     embeddings: bool = False
     raw_text: bool = True
 
-    def __call__(self, name: str, options: Mapping[str, Any]) -> RemoteBackend:
+    def __call__(self, name: str, options: Mapping[str, Any]) -> RemoteBackend | RemoteServers:
         """Make a backend of this kind.
+
+        Raises:
+            msgspec.ValidationError: the options are wrong.
+        """
+        read = msgspec.convert(options, RemoteOptions)
+        if not read.urls:
+            return self.one(name, read)
+        return RemoteServers(name, {each.url: self.one(name, each) for each in read.servers}, read.routing)
+
+    def one(self, name: str, options: RemoteOptions | Mapping[str, Any]) -> RemoteBackend:
+        """Make a backend of one server.
 
         Raises:
             msgspec.ValidationError: the options are wrong.
@@ -92,7 +105,12 @@ class Kind:
     @staticmethod
     def problems(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         """What `start` would refuse of valid options: the path of each option, and why."""
-        return problems_of(msgspec.convert(options, RemoteOptions))
+        # Servers differ in their URLs alone, but the environment's proxy may be for some of them.
+        for each in msgspec.convert(options, RemoteOptions).servers:
+            problems = list(problems_of(each))
+            yield from problems
+            if problems:
+                return
 
     # Without an annotation, and so no field of the dataclass: a constant with the name it has in backend classes.
     Options = RemoteOptions
@@ -172,6 +190,18 @@ _OLLAMA = frozenset(
         Feature.SUFFIX,
     }
 )
+# One conversation for each request, and no raw text.
+_GEMINI = frozenset(
+    {
+        Feature.CHAT,
+        Feature.TOOLS,
+        Feature.IMAGES,
+        Feature.GRAMMAR,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.TRUNCATION,
+    }
+)
 
 
 def _openai_at_v1(dialect: str, model: str | None = None) -> RemoteProtocol:
@@ -195,6 +225,7 @@ mindie_triton = Kind(
     _MINDIE,
     "/v2/health/ready",
 )
+gemini = Kind((RemoteProtocol(_gemini.ADAPTER, "gemini"),), _GEMINI, "/models", embeddings=True, raw_text=False)
 ollama = Kind((RemoteProtocol(_ollama.ADAPTER, "ollama"),), _OLLAMA, "/api/version", embeddings=True)
 anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models", raw_text=False)
 databricks = Kind(

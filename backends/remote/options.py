@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec.structs import replace
 
+from backends.affinity import AffinityPolicy
 from backends.base import Feature
 from backends.transport import TransportLimits, check_proxy, split_url
 
@@ -49,6 +51,7 @@ class FromEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: str
 
 
+RemoteRouting = AffinityPolicy | Literal["latency"]
 Value = str | FromEnvironment
 Variables = str | Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
 
@@ -58,6 +61,8 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     Attributes:
         url: the server's base URL; for the OpenAI kinds it ends in `/v1`.
+        urls: the base URLs of several servers of the same protocol and model, instead of `url`.
+        routing: which of several servers gets a request (`backends.remote.servers`).
         api_key_env: the environment variable that holds the server's key, or several: their keys take turns, and one
             that is refused (401) or limited (429) rests.
         key_header: the header for the key, instead of `authorization: Bearer` (Azure: `api-key`).
@@ -87,7 +92,9 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             only; "refuse" refuses it. By default it is sent if the protocol has a form for it.
     """
 
-    url: str
+    url: str = ""
+    urls: tuple[str, ...] = ()
+    routing: RemoteRouting = "prefix"
     api_key_env: Variables | None = None
     key_header: str | None = None
     headers: dict[str, Value] = {}
@@ -111,13 +118,23 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     raw_text: Literal["as_chat", "refuse"] | None = None
 
     def __post_init__(self) -> None:
-        split_url(self.url)  # raises `ValueError`, which msgspec reports with the option's path
+        if bool(self.url) == bool(self.urls):
+            raise ValueError("give `url`, or `urls` for several servers")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError("`urls` names a server twice")
+        for url in (self.url,) if self.url else self.urls:
+            split_url(url)  # raises `ValueError`, which msgspec reports with the option's path
         if self.client_key is not None and self.client_cert is None:
             raise ValueError("`client_key` needs a `client_cert`")
         if self.unix_socket is not None and self.proxy not in (None, "direct"):
             raise ValueError("a `unix_socket` cannot be reached through a `proxy`")
         if isinstance(self.proxy, str) and self.proxy != "direct" and "@" in urlsplit(check_proxy(self.proxy)).netloc:
             raise ValueError('the password of a `proxy` is a secret: say `proxy = { env = "NAME" }`')
+
+    @property
+    def servers(self) -> tuple[RemoteOptions, ...]:
+        """The options of each server."""
+        return tuple(replace(self, url=url, urls=()) for url in self.urls) or (self,)
 
     @property
     def key_variables(self) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ async def run(folder: Path, given: argparse.Namespace) -> list[str]:
     for call, how in sorted(seen.ended.items()):
         print(f"  {call:14}", dict(how))
     print("in the calm part:", *samples.trend(since), sep="\n")
-    wrong = judge(seen, server.lives, metrics, kills)
+    wrong = judge(seen, server.lives, metrics, kills, server.usage)
     if running := total(metrics, "gw_requests_running"):
         wrong.append(f"{running:.0f} requests run at the end")
     return wrong + left

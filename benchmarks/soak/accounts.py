@@ -1,9 +1,12 @@
-"""The soak's accounts: what clients, logs and metrics say of the requests must agree."""
+"""The soak's accounts: what clients, logs, metrics and records say of the requests must agree."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,16 +14,18 @@ from benchmarks.soak.clients import Seen
 from benchmarks.soak.server import total
 
 
-def judge(seen: Seen, lives: list[Path], metrics: str, kills: int) -> list[str]:
-    """Compare what clients, logs and metrics say, and print the figures; what is wrong.
+def judge(seen: Seen, lives: list[Path], metrics: str, kills: int, usage: Path) -> list[str]:
+    """Compare what clients, logs, metrics and records say, and print the figures; what is wrong.
 
     Args:
         seen: what the clients saw.
         lives: the log of each start of the server.
         metrics: of the last start, whose requests have all ended.
         kills: of processes that log requests.
+        usage: the database of records, after the last stop.
     """
-    logged = [_finished(life) for life in lives]
+    lines = [_finished(life) for life in lives]
+    logged = [[line["request_id"] for line in life] for life in lines]
     ids = Counter(id for life in logged for id in life)
     counted, refused = total(metrics, "gw_requests_total"), total(metrics, "gw_refused_total")
     print(f"requests: {seen.sent} sent, {len(seen.ids)} with an id, {seen.unnamed} without, ", end="")
@@ -40,9 +45,23 @@ def judge(seen: Seen, lives: list[Path], metrics: str, kills: int) -> list[str]:
         wrong.append(f"requests with an id have no line: {dict(lost)}")
     if (unknown := len(ids.keys() - seen.ids.keys())) > seen.unnamed:
         wrong.append(f"{unknown} lines are of requests that nobody sent")
+    return wrong + _judge_records(usage, {line["request_id"] for life in lines for line in life if line["served"]})
+
+
+def _judge_records(usage: Path, served: set[str]) -> list[str]:
+    """Compare the records with the log's lines of requests that reached a served entity; what is wrong."""
+    with closing(sqlite3.connect(usage)) as database:
+        records = Counter(id for (id,) in database.execute("SELECT request_id FROM usage_record"))
+    # A record is kept just before its line is written: a worker that is killed in between writes no line. Requests that
+    # a limit or a filter refused have a record, and no served entity.
+    missing, twice = served - records.keys(), sum(number > 1 for number in records.values())
+    print(f"records: {len(records)}; lines of served requests: {len(served)}, {len(missing)} of them without a record")
+    wrong = [f"{twice} requests have two records"] if twice else []
+    if missing:
+        wrong.append(f"{len(missing)} requests have a line and no record")
     return wrong
 
 
-def _finished(life: Path) -> list[str]:
+def _finished(life: Path) -> list[dict[str, Any]]:
     lines = [msgspec.json.decode(line) for line in life.read_bytes().splitlines() if line.startswith(b"{")]
-    return [line["request_id"] for line in lines if line.get("event") == "request.finished"]
+    return [line for line in lines if line.get("event") == "request.finished"]

@@ -54,6 +54,7 @@ class Server:
         port: where it listens.
 
     Attributes:
+        usage: the database of records.
         lives: the log of each start; the last one is of the server that runs.
         longest_end: seconds until the last process of a killed supervisor had ended, at most, and what it was.
         outlived: processes that did not end in time.
@@ -62,8 +63,10 @@ class Server:
     def __init__(self, folder: Path, port: int) -> None:
         self._folder = folder
         self._port = port
+        self.usage = folder / "usage.sqlite"
+        self._base = f'{CONFIG}[usage]\ndatabase = "{self.usage}"\n'
         self._config = folder / "gateway.toml"
-        self._config.write_text(CONFIG)
+        self._config.write_text(self._base)
         (folder / "tmp").mkdir()
         self._process: subprocess.Popen[bytes] | None = None
         self._endings: set[asyncio.Task[None]] = set()
@@ -116,7 +119,7 @@ class Server:
     def reload(self) -> None:
         """Have it read a configuration that differs from the one before."""
         text = self._config.read_text()
-        self._config.write_text(CONFIG if text != CONFIG else CONFIG + ADDED)
+        self._config.write_text(self._base if text != self._base else self._base + ADDED)
         os.kill(self.pid, signal.SIGHUP)
 
     async def stop(self) -> list[str]:

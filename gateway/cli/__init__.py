@@ -15,6 +15,7 @@ import gateway
 
 _COMMANDS = {
     "serve": "serve:serve",
+    "engine": "serve:engine",
     "reload": "control:reload",
     "restart": "control:restart",
     "check": "check:check",
@@ -30,7 +31,8 @@ _COMMANDS = {
     "experiment": "experiment:experiment",
     "openapi": "artifacts:openapi",
     "build-kernels": "artifacts:build_kernels",
-    "completion": "completion:completion",
+    "doctor": "doctor:doctor",
+    "completion": "artifacts:completion",
 }
 """Command: its module in this package, and its name there. Help lists them in this order."""
 

@@ -1,4 +1,4 @@
-"""The commands `gateway openapi` and `gateway build-kernels`: what is made ahead of a server."""
+"""The commands `gateway openapi`, `build-kernels` and `completion`: what is made ahead of a server."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import click
+from click.shell_completion import get_completion_class
 
 from gateway.config import Config
+
+_VARIABLE = "_GATEWAY_COMPLETE"  # click's name for it: the program's, in capitals
 
 
 @click.command()
@@ -36,3 +39,19 @@ def build_kernels(into: Path | None) -> None:
     except (OSError, RuntimeError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(failed)  # 1 if a kernel was not built
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    r"""Print the completion script of a SHELL.
+
+    \b
+    bash:  gateway completion bash > ~/.local/share/bash-completion/completions/gateway
+    zsh:   gateway completion zsh > "${fpath[1]}/_gateway"
+    fish:  gateway completion fish > ~/.config/fish/completions/gateway.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    root = click.get_current_context().find_root().command
+    click.echo(found(root, {}, "gateway", _VARIABLE).source())

@@ -1,4 +1,4 @@
-"""The command `gateway serve`."""
+"""The commands `gateway serve`, and `gateway engine`: an engine by itself, for gateways on other machines."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ Examples:
   KEYS=one,another gateway serve --config gateway.toml --host 0.0.0.0 --keys-env KEYS
 
 The flags of `vllm serve` are known: they have their effect, or are answered with what to do instead.
+"""
+
+_ENGINE_EXAMPLES = """
+\b
+Examples:
+  ENGINE_SECRET=... gateway engine ./Qwen3-0.6B --listen tcp://10.0.0.7:7000
+  ENGINE_SECRET=... gateway engine ./Qwen3-0.6B --listen tcp://10.0.0.7:7001 --device=cuda:1 --max-sequences=128
+
+A gateway uses it with `engines = ["tcp://10.0.0.7:7000"]` and `secret_env = "ENGINE_SECRET"` under the backend of
+the same model. It ends if it fails: have systemd or Kubernetes start it again.
 """
 
 
@@ -182,3 +192,29 @@ def _serve(read: Callable[[], Config], log_level: str) -> int:
         predecessor.refuse(str(error))
         raise click.ClickException(str(error)) from None
     return supervisor.run(StartupMonitor(supervisor.config, supervisor.port).poll)
+
+
+@click.command(epilog=_ENGINE_EXAMPLES, context_settings={"ignore_unknown_options": True})
+@click.argument("model")
+@click.option("--listen", required=True, help="Listen at this address: tcp://HOST:PORT, or unix:///PATH.")
+@click.option(
+    "--secret-env",
+    default="ENGINE_SECRET",
+    show_default=True,
+    help="Name of the environment variable that holds the secret of connections over TCP.",
+)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+def engine(model: str, listen: str, secret_env: str, options: tuple[str, ...]) -> None:
+    """Run an engine of MODEL by itself, which gateways on other machines can use.
+
+    OPTIONS are the engine's options of a backend's section, as --max-sequences=128 for `max_sequences = 128`.
+    """
+    # Imported here: completion and help should not wait for them.
+    from backends.native.checkpoints.reference import prepare
+    from backends.native.engine.serving.__main__ import main
+
+    try:
+        folder = prepare(model, lambda said: click.echo(said, err=True))
+    except NotPrepared as error:
+        raise click.ClickException(str(error)) from None
+    sys.exit(main([f"--model={folder}", f"--listen={listen}", f"--secret-env={secret_env}", *options]))

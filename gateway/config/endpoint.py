@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.config.base import Count, Seconds, Section, nearest
 from gateway.config.limit import EndpointLimit, Price
-from schemas.catalog import OwnInput, Task, TensorNames
+from schemas.catalog import ClientFilters, OwnInput, Task, TensorNames
 
 UNITS = (
     "user",
@@ -244,6 +244,7 @@ class Endpoint(Section, frozen=True):
         fallback: whether others are asked after a failure.
         cache: keeps answers; None: none.
         filters: the names of `filters` that see its texts, in this order.
+        client_filters: the filters that Databricks' clients have set, after those.
         limits: of all requests together, or those of each key or user.
         usage_tracking: False: its requests have no records of usage. Databricks' clients may set it.
         inputs, outputs: other names for Triton's tensors.
@@ -258,6 +259,7 @@ class Endpoint(Section, frozen=True):
     fallback: Fallback = Fallback()
     cache: Cache | None = None
     filters: tuple[str, ...] = ()
+    client_filters: ClientFilters = ClientFilters()
     limits: tuple[EndpointLimit, ...] = ()
     usage_tracking: bool | None = None
     inputs: dict[str, str] = msgspec.field(default_factory=dict)
@@ -268,6 +270,11 @@ class Endpoint(Section, frozen=True):
     def has_experiment(self) -> bool:
         """Whether its requests are counted: it has several served entities, or takes feedback."""
         return len(self.served_entities) > 1 or bool(self.experiment.feedback)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether filters see its texts."""
+        return bool(self.filters) or self.client_filters != ClientFilters()
 
     @property
     def tensors(self) -> TensorNames:
@@ -314,7 +321,7 @@ def wrong_in_endpoint(endpoint: Endpoint, backends: Collection[str]) -> Iterator
     compared = sum(bool(arm.traffic_percentage or arm.shadow or arm.paired) for arm in arms) > 1
     if endpoint.cache is not None and (compared or endpoint.experiment.feedback):
         yield ("cache",), ".cache: the answers of an endpoint whose served entities are compared cannot be cached"
-    if endpoint.filters and any(arm.shadow or arm.paired for arm in arms):
+    if endpoint.is_filtered and any(arm.shadow or arm.paired for arm in arms):
         yield ("filters",), ".filters: shadows and paired served entities would get texts that are not filtered"
     if wrong := _wrong_task(endpoint):
         yield ("task",) if endpoint.task is not None else (), wrong

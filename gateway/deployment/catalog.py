@@ -77,6 +77,7 @@ def _card(
             for limit in endpoint.limits
             if limit.is_rate and limit.per != "user"
         ),
+        filters=endpoint.client_filters,
     )
 
 

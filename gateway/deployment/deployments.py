@@ -163,10 +163,15 @@ def _configure(endpoint: Endpoint | None, change: Change) -> Endpoint | None:
     tracking = endpoint.usage_tracking if change.usage_tracking is None else change.usage_tracking
     limits = endpoint.limits
     if change.rate_limits is not None:
-        made = (EndpointLimit(per=each.per, requests=each.requests, tokens=each.tokens) for each in change.rate_limits)
+        given = (EndpointLimit(per=each.per, requests=each.requests, tokens=each.tokens) for each in change.rate_limits)
         # Other limits are not in the client's sight, which sets all that it sees.
-        limits = (*made, *(limit for limit in limits if not limit.is_rate or limit.per == "user"))
-    return replace(endpoint, fallback=fallback, usage_tracking=tracking, limits=limits)
+        limits = (*given, *(limit for limit in limits if not limit.is_rate or limit.per == "user"))
+    filters = endpoint.client_filters if change.filters is None else change.filters
+    made = replace(endpoint, fallback=fallback, usage_tracking=tracking, limits=limits, client_filters=filters)
+    # The only setting that other settings may forbid.
+    if change.filters is not None and (wrong := wrong_endpoint(made, [arm.backend for arm in made.served_entities])):
+        raise InvalidRequest(f"{change.endpoint}{wrong}", param="guardrails")
+    return made
 
 
 def settled(deployment: Deployment, health: Mapping[str, Health], now: int) -> Deployment:

@@ -86,9 +86,10 @@ def _least_quantile(
 ) -> float:
     """By how much at least an arm's quantile exceeds the control's, as a share of that."""
     time = TIMES.index(guardrail.metric)
-    logarithms = rows[:, [0, arm], 1 + len(metrics) + time]
-    histograms = np.array([split.sums.histograms[[0, arm], time] for split in splits])
-    ratios = compare_quantiles("", guardrail.metric, logarithms, histograms, alpha)
+    row = 1 + len(metrics) + time
+    logarithms = rows[:, [0, arm], row : row + 1]
+    histograms = np.array([split.sums.histograms[[0, arm], time : time + 1] for split in splits])
+    ratios = compare_quantiles("", (guardrail.metric,), logarithms, histograms, alpha)
     return next(each.low for each in ratios if each.quantile == guardrail.quantile) - 1
 
 

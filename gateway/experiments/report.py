@@ -27,12 +27,14 @@ from gateway.experiments.statistics.comparison import (
     QuantileRatio,
     compare,
     compare_quantiles,
+    intervals,
     means,
+    means_of_rows,
     metric_alphas,
     row_of,
 )
-from gateway.experiments.statistics.confidence import Array, mean, rate_difference, sample_ratio_mismatch
-from gateway.experiments.statistics.histogram import log_design_effect, quantile_bounds
+from gateway.experiments.statistics.confidence import Array, Mean, means_of, rate_differences, sample_ratio_mismatch
+from gateway.experiments.statistics.histogram import Asked, log_design_effect, quantile_bounds
 from schemas.ir import FinishReason
 
 SRM_ALPHA = 0.001
@@ -208,7 +210,7 @@ def _arms(
         counts = {total: int(count) for total, count in zip(TOTALS, totals[at], strict=True)}
         requests, values = sums.sum(axis=2).T
         seen = {metric.name: row for row, metric in enumerate(metrics, 1) if requests[row]}
-        logarithms = sums[1 + len(metrics) : 1 + len(metrics) + len(TIMES)]
+        units, *logarithms = means_of(sums[[0, *range(1 + len(metrics), 1 + len(metrics) + len(TIMES))]][None])
         report = ArmReport(
             name=arm.name,
             traffic_percentage=arm.traffic_percentage,
@@ -217,7 +219,7 @@ def _arms(
             finish_reasons={str(reason): counts[reason] for reason in FinishReason if counts[reason]},
             excluded={excluded: counts[excluded] for excluded in EXCLUDED},
             requests={metric: int(requests[row]) for metric, row in seen.items()},
-            effective_units=mean(*sums[0]).clusters,
+            effective_units=units.clusters,
             exposures_in_split=int(rows[-1, at, 0, 0].sum()),
             **_times(logarithms, histograms[:, at].sum(axis=0), endpoint.experiment.alpha),
         )
@@ -225,24 +227,23 @@ def _arms(
     return tuple(reports)
 
 
-def _times(logarithms: Array, histograms: Array, alpha: float) -> dict[str, dict[str, Any]]:
+def _times(logarithms: Sequence[Mean], histograms: Array, alpha: float) -> dict[str, dict[str, Any]]:
     """The geometric means and quantiles of an arm's times, as fields of its report.
 
     Args:
-        logarithms: [times, (count, sum), buckets].
+        logarithms: the means of each time's.
         histograms: [times, bins].
         alpha: the chance that the bounds of one of them ever miss.
     """
     geometric: dict[str, float] = {}
-    quantiles: dict[str, dict[str, Quantile]] = {}
-    for at, time in enumerate(TIMES):
-        if (counts := histograms[at]).any():
-            found = mean(*logarithms[at])
-            effect = log_design_effect(counts, found)
+    asked: dict[tuple[str, str], Asked] = {}
+    for time, counts, found in zip(TIMES, histograms, logarithms, strict=True):
+        if counts.any():
             geometric[time] = exp(found.value)
-            quantiles[time] = {
-                name: Quantile(*quantile_bounds(counts, q, alpha, effect)) for name, q in QUANTILES.items()
-            }
+            effect = log_design_effect(counts, found)
+            asked |= {(time, name): Asked(counts, q, alpha, effect) for name, q in QUANTILES.items()}
+    bounds = dict(zip(asked, quantile_bounds([*asked.values()]), strict=True))
+    quantiles = {time: {name: Quantile(*bounds[time, name]) for name in QUANTILES} for time in geometric}
     return {"geometric_means": geometric, "quantiles": quantiles}
 
 
@@ -251,16 +252,14 @@ def _comparisons(
 ) -> tuple[Comparison, ...]:
     """Each other arm beside the control, by each metric; `rows` as for `_arms`."""
     others = endpoint.served_entities[1:]
+    asked = []
+    for number in range(1, 1 + len(others)):
+        sides = means_of_rows(rows, number)
+        asked += [(metric, *sides[row_of(metrics, metric)], alphas[metric.name] / len(others)) for metric in metrics]
+    arms = (arm.name for arm in others for _ in metrics)
     return tuple(
-        compare(
-            arm.name,
-            metric,
-            *means(rows, number, row_of(metrics, metric)),
-            alphas[metric.name] / len(others),
-            endpoint.experiment.margin,
-        )
-        for number, arm in enumerate(others, 1)
-        for metric in metrics
+        compare(arm, *each, endpoint.experiment.margin, found)
+        for arm, each, found in zip(arms, asked, intervals(asked), strict=True)
     )
 
 
@@ -273,9 +272,12 @@ def _quantiles(endpoint: Endpoint, logarithms: Array, histograms: Array) -> tupl
         quantile
         for number, arm in enumerate(endpoint.served_entities)
         if number
-        for at, time in enumerate(TIMES)
         for quantile in compare_quantiles(
-            arm.name, time, logarithms[:, [0, number], at], histograms[:, [0, number], at], arm_alpha(endpoint)
+            arm.name,
+            TIMES,
+            logarithms[:, [0, number], : len(TIMES)],
+            histograms[:, [0, number]],
+            arm_alpha(endpoint),
         )
     )
 
@@ -311,5 +313,6 @@ def _uneven_losses(arms: Sequence[str], metrics: Sequence[str], rows: Array) -> 
     ended, compared = (rows[:, :, 1 + metrics.index(name), 0] for name in ("abandoned", "success"))
     reached = np.stack((ended, compared), axis=2)[:, :, None]  # [splits, arms, 1, (count, sum), buckets]
     alpha = SRM_ALPHA / max(1, len(arms) - 1)
-    found = ((arm, rate_difference(*means(reached, number, 0), alpha)) for number, arm in enumerate(arms) if number)
-    return tuple(arm for arm, share in found if share.low > 0 or share.high < 0)
+    others = arms[1:]
+    found = rate_differences([(*means(reached, number, 0), alpha) for number in range(1, len(arms))])
+    return tuple(arm for arm, share in zip(others, found, strict=True) if share.low > 0 or share.high < 0)

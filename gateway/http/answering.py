@@ -21,14 +21,13 @@ from adapters.fold import Fold
 from adapters.unknown_fields import ignored_header
 from backends.base import check, ignored_fields
 from gateway.config import TEXTLESS
-from gateway.errors import is_failover_eligible, to_client_error
+from gateway.errors import to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.http.recording import Recording
 from gateway.http.replies import reply_to
 from gateway.http.timeouts import until_timeout
 from gateway.routing.target import Plan, Target
-from gateway.storage.answer_cache import CachedAnswer
 from gateway.storage.response_store import KeyResponses
 from schemas.completion import Timings
 from schemas.errors import (
@@ -37,6 +36,7 @@ from schemas.errors import (
     Incomplete,
     ShuttingDown,
     UnsupportedFeature,
+    is_failover_eligible,
 )
 from schemas.ir import Events, Generate, Request, Usage
 
@@ -96,17 +96,26 @@ class Responder:
         self.responses: KeyResponses | None = None
         self._recording: Recording | None = None
 
-    async def answer(self, request: Request, plan: Plan) -> None:
-        """Ask the targets in turn until one has begun to answer; of several failures, the last is sent.
+    async def replay(self, request: Request, plan: Plan) -> bool:
+        """Send the cached answer, whether the target could answer or not; False if there is none.
 
-        An answer that is cached is sent without asking, whether the target could answer or not.
+        To be called before `answer`, which then has its answer kept.
         """
+        target, account = plan.targets[0], self._account
+        if target.cache is None:
+            return False
+        recording = Recording(target, request, account)
+        known = await recording.known()
+        if known is None:
+            self._recording = recording
+            return False
+        account.target, account.usage, account.finish_reasons = target, known.usage, [*known.finish_reasons]
+        await self.reply(Reply(known.body, media_type=known.media_type, headers=known.headers))
+        return True
+
+    async def answer(self, request: Request, plan: Plan) -> None:
+        """Ask the targets in turn until one has begun to answer; of several failures, the last is sent."""
         account = self._account
-        if plan.targets[0].cache is not None:
-            self._recording = Recording(plan.targets[0], request, account)
-            if (known := self._recording.known()) is not None:
-                await self._replay(known, plan.targets[0])
-                return
         failure: Exception | None = None
         failed_at: Stage = "wait"
         # Order: assignment (sticky) first; a backend that is ready but in trouble goes behind the others.
@@ -124,7 +133,7 @@ class Responder:
                 account.stage = "generate"
                 await self._ask(request, target)
                 if self._recording is not None:
-                    self._recording.keep()
+                    await self._recording.keep()
                 return
             except Exception as error:  # nothing was sent yet: whatever it is, the client gets a status
                 kind = error.kind if isinstance(error, GatewayError) else "internal"
@@ -164,12 +173,6 @@ class Responder:
         await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
         # RFC 9110, section 9.3.2: HEAD has no content; section 8.6: its `content-length` is that of GET.
         await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body, "more_body": False})
-
-    async def _replay(self, known: CachedAnswer, target: Target) -> None:
-        account = self._account
-        account.target, account.usage, account.finish_reasons = target, known.usage, [*known.finish_reasons]
-        self._recording = None
-        await self.reply(Reply(known.body, media_type=known.media_type, headers=known.headers))
 
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self.codec

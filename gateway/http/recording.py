@@ -35,11 +35,11 @@ class Recording:
         self._parts: list[bytes] = []
         self._size = 0
 
-    def known(self) -> CachedAnswer | None:
+    async def known(self) -> CachedAnswer | None:
         """The answer that is kept; None if there is none."""
         if self._name is None:
             return None
-        found = self._cache.get(self._name) if self._reads else None
+        found = await self._cache.store.get(self._name) if self._reads else None
         self._account.cache_hit = found is not None
         return found
 
@@ -53,7 +53,7 @@ class Recording:
         if self._name is not None and self._size <= self._cache.largest:
             self._parts.append(data)
 
-    def keep(self) -> None:
+    async def keep(self) -> None:
         """Keep the answer if it is complete, and of the target."""
         account = self._account
         if self._name is None or account.outcome != "ok" or account.target is not self._target:
@@ -61,4 +61,6 @@ class Recording:
         if self._size > self._cache.largest:
             return
         body, reasons = b"".join(self._parts), tuple(account.finish_reasons)
-        self._cache.put(self._name, CachedAnswer(self._media_type, self._headers, body, account.usage, reasons))
+        await self._cache.store.put(
+            self._name, CachedAnswer(self._media_type, self._headers, body, account.usage, reasons)
+        )

@@ -29,6 +29,7 @@ from gateway.http.record import row_of
 from gateway.mounts import Operation
 from gateway.routing.target import Plan
 from gateway.service import Service
+from gateway.storage.decoded_requests import Name, name_of
 from schemas.catalog import Catalog, Change
 from schemas.errors import InvalidRequest, Overloaded, RateLimited, RequestTimeout
 from schemas.ir import Embed, Generate, Request
@@ -55,7 +56,17 @@ class RequestHandler:
         scope, send: ASGI's.
     """
 
-    __slots__ = ("_account", "_observer", "_operation", "_owner", "_parameters", "_responder", "_scope", "_service")
+    __slots__ = (
+        "_account",
+        "_name",
+        "_observer",
+        "_operation",
+        "_owner",
+        "_parameters",
+        "_responder",
+        "_scope",
+        "_service",
+    )
 
     def __init__(
         self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, send: Send
@@ -65,6 +76,7 @@ class RequestHandler:
         self._parameters = parameters
         self._scope = scope
         self._owner: str | None = None
+        self._name: Name | None = None
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
         flow = cast(Flow | None, (scope.get("extensions") or {}).get(FLOW_EXTENSION, {}).get("flow"))
         self._responder = Responder(operation.codec, self._account, send, flow, head=scope["method"] == "HEAD")
@@ -76,7 +88,13 @@ class RequestHandler:
         OBSERVER.set(self._observer)
         try:
             planned = await self._plan(receive)
-            if planned is not None:
+            # A cached answer is sent at once: a watch over the client would cost more than it.
+            if planned is None:
+                return
+            if await self._responder.replay(*planned):
+                if self._name is not None and self._service.decoded is not None:
+                    self._service.decoded.put(self._name, planned[0])
+            else:
                 await cancel_on_disconnect(receive, self._responder.answer(*planned))
         # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown, for instance, after
         # the drain time.
@@ -101,7 +119,7 @@ class RequestHandler:
             if read is None:
                 return None
             call, body = read
-            if self._operation.variant is not None:
+            if self._operation.variants:
                 self._choose(self._operation.for_body(body))
             if self._operation.route.kind == "describe":
                 account.stage = "describe"
@@ -230,7 +248,13 @@ class RequestHandler:
         allowed = self._account.time_allowed
         if allowed is not None and monotonic() - self._account.began >= allowed:
             raise RequestTimeout("The request did not arrive in the time that it allows.")
-        decode, route = self._operation.codec.decode, self._operation.route
+        service, decode, route = self._service, self._operation.codec.decode, self._operation.route
+        # Catalogs that are made for one request, and records of a key, belong to no other request.
+        if service.decoded is not None and call.catalog is service.catalog and call.records is None:
+            self._name = name_of(self._operation, call, body)
+            if (known := service.decoded.get(self._name, call.catalog)) is not None:
+                self._name = None
+                return replace(known, id=call.id)
         # Decoding a small body takes less time than handing it to a thread and waiting for the result.
         if len(body) > _LARGE:
             return await asyncio.to_thread(decode, route, body, call)

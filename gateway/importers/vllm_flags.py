@@ -159,7 +159,9 @@ FLAGS: Mapping[str, Flag] = {
     "speculative-config": Flag(_notes("drafts come from the text itself: pass --speculation")),
     "tensor-parallel-size": Flag(_PARALLEL, short="-tp"),
     "pipeline-parallel-size": Flag(_PARALLEL, short="-pp"),
-    "data-parallel-size": Flag(_PARALLEL, short="-dp"),
+    "data-parallel-size": Flag(
+        _sets("replicas", int), short="-dp", help="Engines of the model, each with a device of its own.  [default: 1]"
+    ),
     "gpu-memory-utilization": Flag(_notes(_MEMORY)),
     "num-gpu-blocks-override": Flag(_notes(_MEMORY)),
     "swap-space": Flag(_notes(_MEMORY)),

@@ -29,6 +29,8 @@ _COUNTERS = {
     "vllm:spec_decode_num_accepted_tokens": ("Draft tokens that were right", "accepted_tokens"),
 }
 
+_LABELS = ("model_name", "backend", "engine")
+
 
 class EngineCollector(Collector):
     """Exposes the state of the engines behind `backends`.
@@ -48,12 +50,21 @@ class EngineCollector(Collector):
         states = self._states()
         for families, kind in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
             for name, (help, field) in families.items():
-                family = kind(name, help, labels=("model_name", "backend"))
-                for backend, state in states.items():
-                    family.add_metric((self._models.get(backend, backend), backend), getattr(state, field))
+                family = kind(name, help, labels=_LABELS)
+                for labels, state in states.items():
+                    if state is not None:
+                        family.add_metric(labels, getattr(state, field))
                 yield family
+        up = GaugeMetricFamily("gw_engine_up", "Whether the engine answers: 1 or 0", labels=_LABELS)
+        for labels, state in states.items():
+            up.add_metric(labels, float(state is not None))
+        yield up
 
-    def _states(self) -> dict[str, EngineState]:
-        engines = {name: backend for name, backend in self._backends.items() if isinstance(backend, RunsEngine)}
-        states = {name: backend.engine_state for name, backend in engines.items()}
-        return {name: state for name, state in states.items() if state is not None}
+    def _states(self) -> dict[tuple[str, ...], EngineState | None]:
+        """The states of all engines, by their labels."""
+        return {
+            (self._models.get(name, name), name, engine): state
+            for name, backend in self._backends.items()
+            if isinstance(backend, RunsEngine)
+            for engine, state in backend.engine_states.items()
+        }

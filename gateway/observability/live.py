@@ -152,8 +152,8 @@ class LiveFigures:
 
     def _engines(self) -> dict[str, EngineFigures]:
         found = {}
-        for name, backend in self._backends.items():
-            state = backend.engine_state if isinstance(backend, RunsEngine) else None
+        runners = (backend for backend in self._backends.values() if isinstance(backend, RunsEngine))
+        for name, state in (item for runner in runners for item in runner.engine_states.items()):
             if state is None:
                 continue
             old = self._before_engines.get(name, (0, 0, 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +16,9 @@ from backends.terminal import escaping, renderer
 _SECRETS = frozenset(
     ("authorization", "api_key", "key", "keys", "token", "password", "prompt", "messages", "text", "body")
 )
+
+RECEIVERS: list[Callable[[Mapping[str, Any]], None]] = []
+"""Who gets each event beside standard error, without secrets and from any thread. They must not wait."""
 
 
 def configure(level: str = "info") -> None:
@@ -31,6 +35,7 @@ def configure(level: str = "info") -> None:
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
         _hide_secrets,
+        _pass_on,
     ]
     terminal = sys.stderr.isatty()
     if terminal:
@@ -67,6 +72,12 @@ def _shorten(_: Any, __: str, event: Any) -> Any:
 
 def _dumps(event: Any, **_: Any) -> bytes:
     return msgspec.json.encode(event, enc_hook=str)  # a value that msgspec cannot encode is logged as its text
+
+
+def _pass_on(_: Any, __: str, event: Any) -> Any:
+    for receive in RECEIVERS:
+        receive(event)
+    return event
 
 
 def _hide_secrets(_: Any, __: str, event: Any) -> Any:

@@ -21,11 +21,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from gateway.config.telemetry import Telemetry
+from gateway.observability import otlp
 from gateway.observability.otlp import SERVICE, endpoint_of, resource_of
 
 _CUMULATIVE = otel.AggregationTemporality.CUMULATIVE
-_SHUTDOWN = 2.0
-"""Seconds that a worker waits at its end for the last numbers to be sent."""
 
 
 class MetricsSender:
@@ -53,7 +52,7 @@ class MetricsSender:
     def close(self) -> None:
         """Send the last numbers, as far as the collector takes them in a moment."""
         self._ends.set()
-        self._thread.join(_SHUTDOWN)
+        self._thread.join(otlp.SHUTDOWN)
         self._exporter.shutdown()
         if self._lock is not None:
             os.close(self._lock)

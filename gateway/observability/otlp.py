@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
 from gateway.config.telemetry import Telemetry
 
 SERVICE = "interlingua"
 """The service's name by default."""
+SHUTDOWN = 2.0
+"""Seconds that a worker waits at its end for what is left to be sent."""
 
 
 def resource_of(settings: Telemetry) -> Resource:
@@ -20,5 +25,20 @@ def resource_of(settings: Telemetry) -> Resource:
 
 
 def endpoint_of(settings: Telemetry, signal: str) -> str | None:
-    """The URL for a signal, "traces" or "metrics"; None: by `OTEL_EXPORTER_OTLP_*`."""
+    """The URL for a signal, "traces", "metrics" or "logs"; None: by `OTEL_EXPORTER_OTLP_*`."""
     return None if settings.endpoint is None else f"{settings.endpoint.rstrip('/')}/v1/{signal}"
+
+
+def close(shutdown: Callable[[], None], give_up: Callable[[], None]) -> None:
+    """Have a provider send what is left, as far as the collector takes it in a moment.
+
+    Args:
+        shutdown: the provider's.
+        give_up: its exporter's: ends further tries.
+    """
+    # A daemon: a collector that does not answer must not keep the process.
+    sending = threading.Thread(target=shutdown, daemon=True)
+    sending.start()
+    sending.join(SHUTDOWN)
+    if sending.is_alive():
+        give_up()

@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 MISSING = "OpenTelemetry is not installed: install interlingua[otel]"
 
-Signal = Literal["traces", "metrics"]
+Signal = Literal["traces", "metrics", "logs"]
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 """What a span says."""
 
@@ -106,7 +106,7 @@ def is_wanted(signal: Signal, settings: Telemetry | None, environment: Mapping[s
     exporter = environment.get(f"OTEL_{signal.upper()}_EXPORTER", "").strip().lower()
     if settings is not None:
         return getattr(settings, signal) is True and exporter != "none"
-    # A collector of this signal alone is one that was named for it; metrics have a page of their own.
+    # Metrics and logs have a page and standard error: they are sent where a collector is named for them alone.
     own = [f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"]
     collectors = [*own, "OTEL_EXPORTER_OTLP_ENDPOINT"] if signal == "traces" else own
     return exporter == "otlp" or (exporter == "" and any(environment.get(name) for name in collectors))
@@ -117,6 +117,7 @@ class Started(NamedTuple):
 
     traces: Traces | None = None
     metrics: Sender | None = None
+    logs: Sender | None = None
 
     def close(self) -> None:
         """Send what is left, as far as the collector takes it in a moment."""
@@ -127,7 +128,7 @@ class Started(NamedTuple):
 
 def start(settings: Telemetry | None, metrics: Metrics) -> Started:
     """Begin to send what is wanted."""
-    signals: tuple[Signal, ...] = ("traces", "metrics")
+    signals: tuple[Signal, ...] = ("traces", "metrics", "logs")
     wanted = [signal for signal in signals if is_wanted(signal, settings, os.environ)]
     if not wanted:
         return Started()
@@ -135,6 +136,7 @@ def start(settings: Telemetry | None, metrics: Metrics) -> Started:
         # `gateway check` refuses the section; a variable may be set for all processes of a machine.
         log.warning("telemetry.not_started", why=MISSING)
         return Started()
+    from gateway.observability.logs_sender import LogsSender
     from gateway.observability.metrics_sender import MetricsSender
     from gateway.observability.tracing import Tracing
 
@@ -142,4 +144,5 @@ def start(settings: Telemetry | None, metrics: Metrics) -> Started:
     return Started(
         Tracing(given) if "traces" in wanted else None,
         MetricsSender(given, metrics.registry, metrics.folder) if "metrics" in wanted else None,
+        LogsSender(given) if "logs" in wanted else None,
     )

@@ -11,7 +11,6 @@ collector does not take is dropped.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,14 +24,12 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from backends.observation import Phases, Upstream
 from gateway.config.telemetry import Telemetry
-from gateway.observability.otlp import SERVICE, endpoint_of, resource_of
+from gateway.observability.otlp import SERVICE, close, endpoint_of, resource_of
 from gateway.observability.telemetry import Attributes
 
 PROVIDER = SERVICE
 """`gen_ai.provider.name` of the project's own engine."""
 
-_SHUTDOWN = 2.0
-"""Seconds that a worker waits at its end for the last spans to be sent."""
 _PROPAGATOR = TraceContextTextMapPropagator()
 
 
@@ -58,12 +55,7 @@ class Tracing:
 
     def close(self) -> None:
         """Send the spans that are left, as far as the collector takes them in a moment."""
-        # A daemon: a collector that does not answer must not keep the process.
-        sending = threading.Thread(target=self._provider.shutdown, daemon=True)
-        sending.start()
-        sending.join(_SHUTDOWN)
-        if sending.is_alive():
-            self._exporter.shutdown()  # type: ignore[no-untyped-call]  # no further tries
+        close(self._provider.shutdown, self._exporter.shutdown)
 
 
 class RequestTrace:

@@ -1,10 +1,10 @@
 """The supervisor: starts what serves, and keeps it running: listening sockets, engines, and HTTP workers.
 
 Strategy: single-threaded and synchronous, as it takes no part in requests. It listens and hands its sockets to N
-workers; each native backend has one engine process, which all workers share. All of them end with the supervisor,
-however it ends: workers watch their standard input, which it holds open, and finish their streams; the kernel kills
-engines, and continues workers that are stopped. A worker whose event loop does not turn any more is replaced
-(`heartbeat`).
+workers; each native backend has one engine process, or several (`replicas`), which all workers share. All of them end
+with the supervisor, however it ends: workers watch their standard input, which it holds open, and finish their streams;
+the kernel kills engines, and continues workers that are stopped. A worker whose event loop does not turn any more is
+replaced (`heartbeat`).
 
 On SIGHUP it reads the configuration again. The workers of the new configuration (a generation) start beside the old
 ones, share their sockets, and listen once every endpoint can answer; then the old ones finish their streams and exit.
@@ -35,7 +35,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from backends.base import EngineCommand
+from backends.base import EngineCommand, StartsEngines
 from backends.process import BackOff, SupervisedProcess, signal_at_parents_end, start_bound_to_parent, stop
 from backends.standby import WarmProcess
 from gateway.config import Config, ConfigError
@@ -297,9 +297,7 @@ class Supervisor:
         config, commands = self._with_engines(config)
         kept = self._current.engines if self._current is not None else {}
         # The command holds a digest of the options (see `_with_engines`): an equal command is an engine to keep.
-        engines = {
-            command: kept.get(command) or _engine(f"engine {name}", command) for name, command in commands.items()
-        }
+        engines = {command: kept.get(command) or _engine(name, command) for name, command in commands.items()}
         # A generation has slots of its own: workers of two generations run side by side, and a slot has one writer. A
         # worker that is restarted gets the slot of the one that died, and continues its files.
         generation = next(self._generations)
@@ -322,23 +320,28 @@ class Supervisor:
                 worker.process.stdin.close()
 
     def _with_engines(self, config: Config) -> tuple[Config, dict[str, EngineCommand]]:
-        """Return the configuration for workers, with the sockets of engines, and the commands that start engines."""
+        """Return the configuration for workers, with the addresses of engines, and the commands that start engines, by
+        what the log calls them.
+        """
         commands: dict[str, EngineCommand] = {}
         backends: dict[str, dict[str, Any]] = {}
         for name, section in config.backends.items():
+            backends[name] = section
+            made = backend_class(name, section["kind"])
+            # A backend class that starts no engines runs in the worker.
+            if not isinstance(made, StartsEngines):
+                continue
             options = {key: value for key, value in section.items() if key != "kind"}
-            make = getattr(backend_class(name, section["kind"]), "engine_command", None)
-            # Part of the socket's path, so that changed options make another path and the old engine keeps its own.
+            # Part of the sockets' paths, so that changed options make other paths and the old engines keep their own.
             digest = hashlib.sha256(msgspec.json.encode(options, order="sorted")).hexdigest()[:8]
-            path = self._folder.path / f"{name}-{digest}.sock"
             try:
-                command = make(options, path) if make is not None else None
+                engines = made.engine_commands(options, self._folder.path / f"{name}-{digest}")
             except msgspec.ValidationError as error:
                 raise ConfigError(f"backends.{name}: {error}") from None
-            # Workers find the engine by its socket. A backend class without `engine_command` runs in the worker.
-            backends[name] = section if command is None else section | {"socket": str(path)}
-            if command is not None:
-                commands[name] = command
+            if engines:
+                backends[name] = {"kind": section["kind"], **made.shared_options(options, engines)}
+                called = [f"engine {name}", *(f"engine {name}/{number}" for number in range(1, len(engines)))]
+                commands |= dict(zip(called, engines, strict=True))
         return msgspec.structs.replace(config, backends=backends), commands
 
     def _start_worker(self, config: Config, slot: str, heartbeat: Heartbeat) -> subprocess.Popen[bytes]:

@@ -13,8 +13,9 @@ from math import log
 
 import msgspec
 
+from backends.prompts import conversation_of
 from gateway.access.keys import given_key
-from schemas.ir import ChatPrompt, Generate, Message, Request, TextPart
+from schemas.ir import Generate, Request
 
 # A power of two: `feedback_ring` stores a bucket in 9 bits, and the 16-bit hash of `bucket_of` divides evenly.
 BUCKETS = 512
@@ -136,7 +137,7 @@ def _reader(source: str) -> Callable[[Request, Mapping[str, str]], str | None]:
     readers: dict[str, Callable[[Request, Mapping[str, str]], str | None]] = {
         OWN_ID: lambda request, _: request.id,
         "api_key": lambda _, headers: _api_key(headers),
-        "conversation": lambda request, _: _conversation(request) if isinstance(request, Generate) else None,
+        "conversation": lambda request, _: conversation_of(request) if isinstance(request, Generate) else None,
     }
     # The others are fields, which not every kind of request has.
     return readers.get(source, lambda request, _: getattr(request, source, None))
@@ -146,24 +147,3 @@ def _api_key(headers: Mapping[str, str]) -> str | None:
     key = given_key(headers)
     # A unit may be shown, a key never.
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
-
-
-def _conversation(request: Generate) -> str | None:
-    """A digest of the messages up to the user's first one, which all turns of a conversation share."""
-    prompt = request.prompts[0]  # several prompts in one request share its unit
-    if not isinstance(prompt, ChatPrompt):
-        return None
-    hasher = hashlib.blake2b(digest_size=16)
-    for message in prompt.messages:
-        hasher.update(f"{message.role}\0{_text(message)}\0".encode("utf-8", "surrogatepass"))
-        # Later turns differ, and the answers of an arm are among them: they must not change the assignment.
-        if message.role == "user":
-            break
-    return hasher.hexdigest()
-
-
-def _text(message: Message) -> str:
-    content = message.content or ""
-    if isinstance(content, str):
-        return content
-    return "\0".join(part.text for part in content if isinstance(part, TextPart))

@@ -11,6 +11,7 @@ import msgspec
 from backends.base import Backend, Capabilities, can_answer
 from gateway.config import Endpoint, aliases_of
 from gateway.filters.chain import FilterChain
+from gateway.filters.client import client_filters
 from gateway.filters.guarded import NONE, GuardedFilter
 from gateway.routing.policy import policy_for
 from gateway.routing.target import Plan, Target
@@ -104,7 +105,8 @@ class _Route:
         filters: Mapping[str, GuardedFilter],
     ) -> None:
         self._policy = policy_for(name, endpoint)
-        chain = FilterChain([filters[each] for each in endpoint.filters]) if endpoint.filters else None
+        chosen = [*(filters[each] for each in endpoint.filters), *client_filters(endpoint.client_filters)]
+        chain = FilterChain(chosen) if chosen else None
         self.targets = tuple(
             Target(
                 name,

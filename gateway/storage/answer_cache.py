@@ -1,8 +1,9 @@
 """The answers of one served entity that may be given again: the very bytes, to the very same request.
 
 Strategy: a request is the same if its bytes are, in the same dialect at the same route, and it is cached only where the
-model would answer the same: greedily, or with a seed. Every worker has its own answers, in memory; the least recently
-used ones are forgotten first. A change of what is deployed forgets all.
+model would answer the same: greedily, or with a seed. Where answers are kept is a matter of its own (`AnswerStore`). In
+memory, every worker has its own; the least recently used ones are forgotten first, and a change of what is deployed
+forgets all.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from hashlib import blake2b
 from time import monotonic
+from typing import Protocol
 
 import msgspec
 
@@ -33,23 +35,34 @@ class CachedAnswer(msgspec.Struct, frozen=True):
     expires: float = 0.0
 
 
+class AnswerStore(Protocol):
+    """Keeps answers by name for some time. What cannot be kept or found is no error: the model is asked."""
+
+    async def get(self, name: bytes) -> CachedAnswer | None:
+        """The answer of this name; None if there is none, or it has expired."""
+        ...
+
+    async def put(self, name: bytes, answer: CachedAnswer) -> None:
+        """Keep an answer."""
+        ...
+
+
 class AnswerCache:
-    """The answers of one served entity on this worker.
+    """Which answers of a served entity are kept, by which names.
+
+    Attributes:
+        store: where.
+        largest: the most bytes that the body of an answer may have.
 
     Args:
         settings: the endpoint's.
+        store: None: the memory of this worker.
     """
 
-    def __init__(self, settings: Cache) -> None:
-        self._settings = settings
-        self._answers: OrderedDict[bytes, CachedAnswer] = OrderedDict()
-        self._size = 0
-
-    @property
-    def largest(self) -> int:
-        """The most bytes that the body of an answer may have."""
-        size: int = self._settings.max_bytes
-        return size // _LARGEST_SHARE
+    def __init__(self, settings: Cache, store: AnswerStore | None = None) -> None:
+        self._shared = settings.shared
+        self.store: AnswerStore = store or AnswerMemory(settings)
+        self.largest = settings.max_bytes // _LARGEST_SHARE
 
     def name_of(self, request: Request, owner: str) -> bytes | None:
         """The name of a request's answer; None if it may have another answer each time, or does more than answer.
@@ -60,12 +73,25 @@ class AnswerCache:
         """
         if not _is_repeatable(request) or request.origin is None:
             return None
-        origin, owner = request.origin, "" if self._settings.shared else owner
+        origin, owner = request.origin, "" if self._shared else owner
         # The model may be named in the path. Headers of the client change what a remote of its protocol answers.
         what = (owner, origin.protocol, origin.dialect, origin.operation, request.model, origin.headers)
         return blake2b(msgspec.msgpack.encode((*what, origin.body)), digest_size=16).digest()
 
-    def get(self, name: bytes) -> CachedAnswer | None:
+
+class AnswerMemory:
+    """Answers in the memory of one worker.
+
+    Args:
+        settings: for how long, and how many bytes of them.
+    """
+
+    def __init__(self, settings: Cache) -> None:
+        self._settings = settings
+        self._answers: OrderedDict[bytes, CachedAnswer] = OrderedDict()
+        self._size = 0
+
+    async def get(self, name: bytes) -> CachedAnswer | None:
         """The answer of this name; None if there is none, or it has expired."""
         found = self._answers.get(name)
         if found is None:
@@ -76,10 +102,8 @@ class AnswerCache:
         self._answers.move_to_end(name)
         return found
 
-    def put(self, name: bytes, answer: CachedAnswer) -> None:
-        """Keep an answer, unless it is too large, and forget others if need be."""
-        if len(answer.body) > self.largest:
-            return
+    async def put(self, name: bytes, answer: CachedAnswer) -> None:
+        """Keep an answer, and forget others if need be."""
         if name in self._answers:
             self._forget(name)
         self._answers[name] = msgspec.structs.replace(answer, expires=monotonic() + self._settings.ttl)

@@ -138,6 +138,37 @@ CLIENTS = {
             "logprobs": {"logprobs": True},
         },
     ),
+    "Gemini": Client(
+        "/v1beta/models/{model}:generateContent",
+        {"contents": [{"role": "user", "parts": [{"text": "Hello there"}]}]},
+        {
+            "tools": {
+                "tools": [
+                    {
+                        "functionDeclarations": [
+                            {"name": "f", "description": "A function.", "parametersJsonSchema": PARAMETERS}
+                        ]
+                    }
+                ]
+            },
+            "structured output": {
+                "generationConfig": {"responseMimeType": "application/json", "responseJsonSchema": SCHEMA}
+            },
+            "images": {
+                "contents": [
+                    {
+                        "role": "user",
+                        "parts": [
+                            {"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}},
+                            {"text": "Hello there"},
+                        ],
+                    }
+                ]
+            },
+            "reasoning": {"generationConfig": {"thinkingConfig": {"includeThoughts": True}}},
+            "logprobs": {"generationConfig": {"responseLogprobs": True}},
+        },
+    ),
     "TGI": Client(
         "/generate",
         {"inputs": "Hello there", "parameters": {"max_new_tokens": 50}},
@@ -152,9 +183,19 @@ CLIENTS = {
         {"logprobs": {"parameters": {"max_tokens": 50, "logprobs": 0}}},
     ),
 }
-_EMBED_PATHS = {"OpenAI chat": "/v1/embeddings", "Databricks": None, "Ollama": "/api/embed"}
-"""The clients that embed texts, and the path where they do; None: the path of chats."""
-_STREAM_PATHS = {"/generate": "/generate_stream", "/v2/models/{model}/generate": "/v2/models/{model}/generate_stream"}
+_INPUT: Body = {"input": "Hello there"}
+_EMBEDS = {
+    "OpenAI chat": ("/v1/embeddings", _INPUT),
+    "Databricks": ("/serving-endpoints/{model}/invocations", _INPUT),
+    "Ollama": ("/api/embed", _INPUT),
+    "Gemini": ("/v1beta/models/{model}:embedContent", {"content": {"parts": [{"text": "Hello there"}]}}),
+}
+"""The clients that embed texts: the path and the body."""
+_STREAM_PATHS = {
+    "/v1beta/models/{model}:generateContent": "/v1beta/models/{model}:streamGenerateContent?alt=sse",
+    "/generate": "/generate_stream",
+    "/v2/models/{model}/generate": "/v2/models/{model}/generate_stream",
+}
 
 UPSTREAMS: dict[str, Body] = {
     "`openai`": {"kind": "openai", "url": "/v1"},
@@ -162,6 +203,7 @@ UPSTREAMS: dict[str, Body] = {
     "`databricks`": {"kind": "databricks", "url": ""},
     "`anthropic`": {"kind": "anthropic", "url": ""},
     '`anthropic`, `raw_text = "as_chat"`': {"kind": "anthropic", "url": "", "raw_text": "as_chat"},
+    "`gemini`": {"kind": "gemini", "url": "/v1beta"},
     "`ollama`": {"kind": "ollama", "url": ""},
     "`tgi`": {"kind": "tgi", "url": ""},
     "`tgi-0.9`": {"kind": "tgi-0.9", "url": "/old"},
@@ -307,9 +349,9 @@ async def _cell(
 async def _ask(client: httpx.AsyncClient, name: str, model: str, column: str) -> httpx.Response | None:
     path, body, adds = CLIENTS[name]
     if column == "embeddings":
-        if name not in _EMBED_PATHS:
+        if name not in _EMBEDS:
             return None
-        path, body = _EMBED_PATHS[name] or path, {"input": "Hello there"}
+        path, body = _EMBEDS[name]
     elif column == "streamed":
         path, body = _STREAM_PATHS.get(path, path), body | ({} if path in _STREAM_PATHS else {"stream": True})
     elif column != "whole":
@@ -345,7 +387,7 @@ def _read_all(parts: list[Any]) -> Answer:
                     text = value if place == "generated_text" else text + value
                 case "thinking" | "reasoning_content" if isinstance(value, str):
                     reasoning += value
-                case "logprob" | "logprobs" | "token_logprobs":
+                case "logprob" | "logprobs" | "token_logprobs" | "logprobsResult":
                     logprobs = logprobs or bool(value)
                 case "embedding" if isinstance(value, list):
                     vectors += 1
@@ -353,7 +395,7 @@ def _read_all(parts: list[Any]) -> Answer:
                     vectors += len(value)
                 case "arguments":
                     calls.append(("f", json.loads(value) if isinstance(value, str) else value))
-                case "input" if isinstance(value, dict):
+                case "input" | "args" if isinstance(value, dict):
                     calls.append(("f", value))
     return Answer(text, reasoning, tuple(calls), logprobs, vectors)
 
@@ -364,6 +406,9 @@ def _places(value: Any) -> Iterator[tuple[str, Any]]:
         for item in value:
             yield from _places(item)
     elif isinstance(value, dict):
+        if value.get("thought") is True:  # a part of Gemini's
+            yield "thinking", value["text"]
+            return
         if value.get("type") == "reasoning":  # an item of Responses
             yield from (("thinking", part["text"]) for part in value["content"])
             return

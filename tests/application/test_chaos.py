@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.error
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -103,29 +104,35 @@ class _ErrorEvent(Exception):
     pass
 
 
-def test_kills_under_load(tmp_path: Path) -> None:
-    endure(signal.SIGKILL, KILLS, tmp_path / "log", "--workers", "2")
-
-
-def test_stops_under_load(tmp_path: Path) -> None:
-    config = tmp_path / "gateway.toml"
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("chaos")
+    config = folder / "gateway.toml"
     config.write_text(HASTY)
-    endure(signal.SIGSTOP, STOPS, tmp_path / "log", "--config", str(config))
+    with serving("--config", str(config), log=folder / "log") as gateway:
+        yield gateway
 
 
-def endure(number: signal.Signals, times: int, log: Path, *arguments: str) -> None:
+def test_kills_under_load(gateway: Gateway) -> None:
+    endure(gateway, signal.SIGKILL, KILLS)
+
+
+def test_stops_under_load(gateway: Gateway) -> None:
+    endure(gateway, signal.SIGSTOP, STOPS)
+
+
+def endure(gateway: Gateway, number: signal.Signals, times: int) -> None:
     """Send the engine a signal that many times, and compare all answers with those of an idle gateway."""
     chance = random.Random(3)
     back: list[float] = []
-    with serving(*arguments, log=log) as gateway:
-        expected = {question: Load._whole(_quiet(gateway), question) for question in QUESTIONS}
-        load = Load(gateway, threads=8)
-        try:
-            for _ in range(times):
-                time.sleep(chance.random() * 2)
-                back.append(_replaced(gateway, number, log))
-        finally:
-            assert load.stop(), "somebody hangs"
+    expected = {question: Load._whole(_quiet(gateway), question) for question in QUESTIONS}
+    load = Load(gateway, threads=8)
+    try:
+        for _ in range(times):
+            time.sleep(chance.random() * 2)
+            back.append(_replaced(gateway, number, gateway.log))
+    finally:
+        assert load.stop(), "somebody hangs"
     what = f"{times} {number.name}, {load.ended.total()} requests: {dict(load.ended)}"
     print(f"{what}; back after {sorted(back)[times // 2]:.1f} s, {max(back):.1f} s at most")
     assert load.ended["whole"] > 0

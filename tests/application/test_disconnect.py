@@ -89,10 +89,10 @@ async def test_a_thousand_random_disconnects_leave_no_sequence_in_the_engine() -
     backend = NativeBackend("s", {"engine": "inprocess", "heartbeat": 0.05})
     async with listening(create_app(config("demo"), {"s": backend})) as port:
         client = backend._client
-        await until(lambda: client.pong is not None)
-        idle, tasks, files = client.pong, len(asyncio.all_tasks()), open_files()
+        await until(lambda: client.links[0].pong is not None)
+        idle, tasks, files = client.links[0].pong, len(asyncio.all_tasks()), open_files()
         await leave_at_random(port, ("demo",), 1000, 0.1)
         await until(lambda: not client.busy)
-        await until(lambda: (client.pong.running, client.pong.waiting) == (0, 0))
-        assert client.pong.free_blocks == idle.free_blocks
+        await until(lambda: (client.links[0].pong.running, client.links[0].pong.waiting) == (0, 0))
+        assert client.links[0].pong.free_blocks == idle.free_blocks
         await until(lambda: len(asyncio.all_tasks()) <= tasks and open_files() <= files)

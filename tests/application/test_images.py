@@ -39,6 +39,7 @@ TAKES_NONE: dict[str, tuple[int, Mapping[str, Any]]] = {
     "mindie-openai": (422, {"error_type": "Input Validation Error"}),
     "databricks": (400, {"error_code": "INVALID_PARAMETER_VALUE"}),
     "anthropic": (400, {"type": "error", "error": {"type": "invalid_request_error"}}),
+    "gemini": (400, {"error": {"status": "INVALID_ARGUMENT"}}),
     "ollama": (400, {}),
     "triton": (501, {}),
     "mindie-triton": (422, {"error_type": "Input Validation Error"}),

@@ -184,7 +184,7 @@ served_entities = [{ name = "support", backend = "local", model = "support" }]
 def test_lora_adapters_are_read_from_the_configuration(table: str) -> None:
     (backend,) = make_backends(parse(table)).values()
     assert isinstance(backend, NativeBackend)
-    assert backend._options.engine_options.lora_adapters == {"support": "./lora/support", "team/sql": "./lora/sql"}
+    assert backend._options.own_engines[0].lora_adapters == {"support": "./lora/support", "team/sql": "./lora/sql"}
 
 
 def test_embeddings_use_the_lora_adapter_and_tokenization_does_not() -> None:

@@ -413,6 +413,35 @@ async def test_figures_last_and_a_reset_begins_anew_on_all_workers(tmp_path: Pat
 REPORT = "/serving-endpoints/chat/experiment"
 
 
+async def test_guardrails_are_filters_on_all_workers(tmp_path: Path) -> None:
+    async with running(worker(tmp_path)) as client, running(worker(tmp_path)) as sibling:
+
+        async def configure(settings: dict[str, Any]) -> httpx.Response:
+            return await client.put(f"{URL}/chat/ai-gateway", json=settings, headers=ADMIN)
+
+        async def asked(text: str) -> httpx.Response:
+            body = {"messages": [{"role": "user", "content": text}], "max_tokens": 64}
+            return await sibling.post("/serving-endpoints/chat/invocations", json=body, headers=ADMIN)
+
+        wanted = {
+            "input": {"pii": {"behavior": "MASK"}, "invalid_keywords": ["SuperData"]},
+            "output": {"pii": {"behavior": "BLOCK"}},
+        }
+        kept = await configure({"guardrails": wanted})
+        assert (kept.status_code, kept.json()["guardrails"]) == (200, wanted)
+        assert (await sibling.get(f"{URL}/chat")).json()["ai_gateway"]["guardrails"] == wanted
+        assert (await asked("Hi")).status_code == 200
+        refused = await asked("Tell me of superdata.")
+        assert (refused.status_code, "[SuperData]" in refused.text) == (400, True)
+        # What is not named stays, and an empty object takes the guardrails away.
+        assert (await configure({"rate_limits": []})).json()["guardrails"] == wanted
+        assert "guardrails" not in (await configure({"guardrails": {}})).json()
+        assert (await asked("Tell me of superdata.")).status_code == 200
+        for side, field, value in (("input", "safety", True), ("output", "valid_topics", ["cats"])):
+            wrong = await configure({"guardrails": {side: {field: value}}})
+            assert (wrong.status_code, f"guardrails.{side}.{field}" in wrong.json()["message"]) == (400, True)
+
+
 async def test_settings_of_the_ai_gateway_are_kept_and_what_would_not_hold_is_refused(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client, running(worker(tmp_path)) as sibling:
 

@@ -18,13 +18,15 @@ from tests.gateway.processes import LIMIT, SCRIPTED, Gateway, alive, serving, st
 pytestmark = pytest.mark.slow
 
 CHAT = {"messages": [{"role": "user", "content": "one two three four five six"}], "max_tokens": 6}
-NATIVE = """
+# Requests wait for the next engine as long as the test may run.
+NATIVE = f"""
 [server]
-workers = {workers}
+workers = 2
 [backends.local]
 kind = "native"
-reconnect_timeout = {limit}
-{more}
+reconnect_timeout = {LIMIT}
+heartbeat = 0.1
+hung_after = 5.0
 [endpoints.interlingua]
 served_entities = [{{ name = "demo", backend = "local" }}]
 """
@@ -49,15 +51,10 @@ def scripted(tmp_path: Path) -> Callable[[int], str]:
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     folder = tmp_path_factory.mktemp("native")
-    with serving("--config", without_reconnect_timeout(folder, workers=2), log=folder / "log") as gateway:
+    config = folder / "gateway.toml"
+    config.write_text(NATIVE)
+    with serving("--config", str(config), log=folder / "log") as gateway:
         yield gateway
-
-
-def without_reconnect_timeout(folder: Path, workers: int, more: str = "") -> str:
-    """A configuration with a native model, whose requests wait for the next engine as long as the test may run."""
-    path = folder / "gateway.toml"
-    path.write_text(NATIVE.format(workers=workers, limit=LIMIT, more=more))
-    return str(path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
@@ -119,15 +116,13 @@ def test_a_killed_engine_is_replaced(native: Gateway) -> None:
 
 
 @pytest.mark.torch
-def test_a_hung_engine_is_replaced(tmp_path: Path, log: Path) -> None:
-    config = without_reconnect_timeout(tmp_path, workers=1, more="heartbeat = 0.1\nhung_after = 5.0")
-    with serving("--config", config, log=log) as gateway:
-        (engine,) = gateway.engines()
-        os.kill(engine, signal.SIGSTOP)
-        answer = gateway.ask("/v1/chat/completions", GREETING)
-        assert answer["choices"][0]["message"]["content"]
-        assert gateway.engines() != [engine]
-        assert not alive(engine)
+def test_a_hung_engine_is_replaced(native: Gateway) -> None:
+    (engine,) = native.engines()
+    os.kill(engine, signal.SIGSTOP)
+    answer = native.ask("/v1/chat/completions", GREETING)
+    assert answer["choices"][0]["message"]["content"]
+    assert native.engines() != [engine]
+    assert not alive(engine)
 
 
 @pytest.mark.torch

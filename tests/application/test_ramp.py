@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli.experiment import experiment
-from tests.gateway.processes import LIMIT, Gateway, serving
+from tests.gateway.processes import LIMIT, Gateway, alive, serving, until
 
 pytestmark = pytest.mark.slow
 
@@ -32,19 +33,21 @@ served_entities = [
 ]
 [endpoints.chat.experiment]
 margin = 0.95
-ramp = {{ arm = "b", steps = [40, 100], hold = 0.5, hold_requests = 50, metrics = ["success"] }}
+primary = ["success"]
+ramp = {{ arm = "b", {steps}, metrics = ["success"] }}
 """
+STEPS = "steps = [40, 100], hold = 0.5, hold_requests = 50"
 
 
-def asked_until(gateway: Gateway, status: str) -> dict[str, Any]:
-    """Ask until the ramp has this status."""
-    deadline, user = time.monotonic() + LIMIT, 0
-    while (found := ramp(gateway))["status"] != status:
+def asked_until(gateway: Gateway, key: str, wanted: Any, first_user: int = 0) -> tuple[dict[str, Any], int]:
+    """Ask until the ramp has this value, each time as another user; returns the ramp, and the next user's number."""
+    deadline, user = time.monotonic() + LIMIT, first_user
+    while (found := report(gateway)["ramp"])[key] != wanted:
         assert time.monotonic() < deadline, found
         for _ in range(100):
             user += 1
             ask(gateway, user)
-    return found
+    return found, user
 
 
 def ask(gateway: Gateway, user: int) -> None:
@@ -53,31 +56,54 @@ def ask(gateway: Gateway, user: int) -> None:
         gateway.ask("/v1/chat/completions", body)
 
 
-def ramp(gateway: Gateway) -> dict[str, Any]:
+def report(gateway: Gateway) -> dict[str, Any]:
     with urllib.request.urlopen(f"{gateway.url}/serving-endpoints/chat/experiment", timeout=LIMIT) as answer:
-        found: dict[str, Any] = json.load(answer)["ramp"]
+        found: dict[str, Any] = json.load(answer)
     return found
 
 
-def configured(folder: Path, model: str) -> str:
-    (file := folder / "gateway.toml").write_text(CONFIG.format(folder=folder, model=model))
+def configured(folder: Path, model: str, steps: str = STEPS) -> str:
+    (file := folder / "gateway.toml").write_text(CONFIG.format(folder=folder, model=model, steps=steps))
     return str(file)
 
 
 def test_a_good_arm_gets_all_of_the_traffic_and_a_restart_changes_nothing(tmp_path: Path) -> None:
     file = configured(tmp_path, "echo")
     with serving("--config", file, log=tmp_path / "log") as gateway:
-        found = asked_until(gateway, "finished")
+        found, _ = asked_until(gateway, "status", "finished")
         assert (found["traffic_percentage"], found["next_percentage"]) == (100, None)
         assert [step["traffic_percentage"] for step in found["history"]] == [40, 100]
         assert found["history"][1]["reason"] == "no worse than a by success"
     with serving("--config", file, log=tmp_path / "log") as gateway:
-        assert ramp(gateway) == found
+        assert report(gateway)["ramp"] == found
+
+
+def test_a_ramp_through_a_killed_gateway_ends_in_one_verdict_from_all_its_data(tmp_path: Path) -> None:
+    file = configured(tmp_path, "echo", 'steps = [1, 5, 25, 50], hold = 0.4, advance = "unless_worse"')
+    with serving("--config", file, log=tmp_path / "log") as gateway:
+        _, asked = asked_until(gateway, "traffic_percentage", 25)
+        workers = gateway.workers()
+        gateway.process.send_signal(signal.SIGKILL)
+        gateway.process.wait(LIMIT)
+        until(lambda: not any(map(alive, workers)), tmp_path / "log")
+    with serving("--config", file, log=tmp_path / "again") as gateway:
+        found, asked = asked_until(gateway, "status", "finished", asked)
+        assert [step["traffic_percentage"] for step in found["history"]] == [1, 5, 25, 50]
+        for _ in range(200):
+            asked += 1
+            ask(gateway, asked)
+        figures = report(gateway)
+        assert [split["traffic_percentages"] for split in figures["splits"]] == [
+            [100 - share, share] for share in (0, 1, 5, 25, 50)
+        ]
+        assert sum(arm["exposures"] for arm in figures["arms"]) == asked
+        assert sum(arm["requests"].get("success", 0) for arm in figures["arms"]) == asked
+        assert (figures["verdict"]["word"], figures["sample_ratio_mismatch"]) == ("no worse", False), figures
 
 
 def test_a_worse_arm_goes_back_to_nothing(tmp_path: Path) -> None:
     with serving("--config", configured(tmp_path, "error"), log=tmp_path / "log") as gateway:
-        found = asked_until(gateway, "rolled_back")
+        found, _ = asked_until(gateway, "status", "rolled_back")
         assert (found["traffic_percentage"], found["next_percentage"]) == (0, None)
         assert "worse than a by success" in found["history"][-1]["reason"]
         for user in range(20):  # all are the control's
@@ -87,7 +113,7 @@ def test_a_worse_arm_goes_back_to_nothing(tmp_path: Path) -> None:
         done = CliRunner().invoke(experiment, ["restart-ramp", "chat", "--url", gateway.url])
         assert (done.exit_code, done.output) == (0, "chat: b has 0 %, next 40 %\n"), done.output
         # The arm still fails, and the new figures say so again.
-        again = asked_until(gateway, "rolled_back")
+        again, _ = asked_until(gateway, "status", "rolled_back")
         assert again["history"][0]["since"] > found["history"][-1]["since"]
         unknown = CliRunner().invoke(experiment, ["restart-ramp", "none", "--url", gateway.url])
         assert (unknown.exit_code, "404" in unknown.output) == (1, True)

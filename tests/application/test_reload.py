@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import urllib.error
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,16 @@ CHAT = {"messages": [{"role": "user", "content": "one two three"}]}
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "gateway.toml"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Gateway, Path]]:
+    """A gateway that serves `echo`, and its configuration file."""
+    folder = tmp_path_factory.mktemp("served")
+    file = folder / "gateway.toml"
+    file.write_text(HEAD.format(workers=1) + ECHO)
+    with serving("--config", str(file), log=folder / "log") as gateway:
+        yield gateway, file
 
 
 def known(gateway: Gateway, model: str) -> bool:
@@ -93,18 +104,17 @@ def test_streams_finish_on_old_workers_and_requests_begin_on_new_ones(file: Path
     ids=["no TOML", "another address", "a public one", "no such backend", "a variable that is not set"],
 )
 def test_a_configuration_that_cannot_be_served_is_rejected_and_the_old_one_kept(
-    file: Path, tmp_path: Path, text: str, why: str
+    served: tuple[Gateway, Path], text: str, why: str
 ) -> None:
-    file.write_text(HEAD.format(workers=1) + ECHO)
-    log = tmp_path / "log"
-    with serving("--config", str(file), log=log) as gateway:
-        workers = gateway.workers()
-        file.write_text(text)
-        gateway.process.send_signal(signal.SIGHUP)
-        until(lambda: "config.rejected" in log.read_text(), log)
-        assert why in log.read_text()
-        until(lambda: gateway.workers() == workers, log)
-        assert known(gateway, "echo")
+    gateway, file = served
+    workers, log = gateway.workers(), gateway.log
+    logged = len(log.read_text())
+    file.write_text(text)
+    gateway.process.send_signal(signal.SIGHUP)
+    until(lambda: "config.rejected" in log.read_text()[logged:], log)
+    assert why in log.read_text()[logged:]
+    until(lambda: gateway.workers() == workers, log)
+    assert known(gateway, "echo")
 
 
 def test_a_reload_replaces_workers_that_still_wait_for_their_backend(file: Path, tmp_path: Path) -> None:

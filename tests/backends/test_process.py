@@ -113,6 +113,7 @@ def test_stopping_sends_sigterm(started: Starter) -> None:
     assert process.process.returncode == -15
 
 
+@pytest.mark.slow
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-S", "-c", STUBBORN, str(tmp_path / "ready")]
     process = SupervisedProcess("it", lambda: start_bound_to_parent(command), BACK_OFF)
@@ -141,6 +142,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.slow
 def test_a_bound_process_ends_with_its_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None

@@ -53,8 +53,8 @@ def test_a_tool_is_called_and_its_result_read(server: Server, client: ollama.Cli
     [call] = answer.message.tool_calls
     assert (call.function.name, call.function.arguments) == ("get_weather", {"city": "Paris"})
     messages += [answer.message, {"role": "tool", "content": get_weather("Paris"), "tool_name": "get_weather"}]
-    told = client.chat(server.model, messages, tools=[get_weather], options=GREEDY)
-    assert told.message.content
+    answer = client.chat(server.model, messages, tools=[get_weather], options=GREEDY)
+    assert answer.message.content
 
 
 def test_a_format_holds(server: Server, client: ollama.Client) -> None:

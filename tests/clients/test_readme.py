@@ -24,7 +24,7 @@ IMAGE_EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/images.md").re
 
 
 def test_there_is_an_example_for_each_protocol() -> None:
-    assert set(BLOCKS) == {"OpenAI", "TGI", "Databricks", "Triton", "Anthropic", "Ollama"}
+    assert set(BLOCKS) == {"OpenAI", "TGI", "Databricks", "Triton", "Anthropic", "Gemini", "Ollama"}
 
 
 @pytest.mark.parametrize(

@@ -27,10 +27,12 @@ KINDS = {
     "mindie-triton": kinds.mindie_triton,
     "databricks": kinds.databricks,
     "anthropic": kinds.anthropic,
+    "gemini": kinds.gemini,
     "ollama": kinds.ollama,
 }
 MOUNTED = {
     "openai": "/v1",
+    "gemini": "/v1beta",
     "mindie": "/mindie",
     "mindie-openai": "/mindie/v1",
     "mindie-triton": "/mindie",
@@ -50,7 +52,7 @@ MODEL = "fox"
 
 def request(kind: str, *, stream: bool, id: str = "r") -> Generate:
     """A request that the kind can express, for an answer of about 20 tokens."""
-    chat = kind.endswith("openai") or kind == "anthropic"
+    chat = kind.endswith("openai") or kind in ("anthropic", "gemini")
     prompt = ChatPrompt((Message("user", "Say it."),)) if chat else TextPrompt("Say it.")
     limit = Stopping(max_new_tokens=100)
     return Generate(id=id, model=MODEL, prompts=(prompt,), stream=stream, sampling=Sampling(), stopping=limit)
@@ -87,7 +89,7 @@ def frames(body: bytes) -> list[bytes]:
 
 def is_end(frame: bytes) -> bool:
     """Whether an event holds a finish reason, in the protocol of any kind."""
-    return re.search(rb'"(finish|stop|done)_reason": ?"(?!None")', frame) is not None
+    return re.search(rb'"(?:(?:finish|stop|done)_r|finishR)eason": ?"(?!None")', frame) is not None
 
 
 @asynccontextmanager

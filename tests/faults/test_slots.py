@@ -54,6 +54,7 @@ async def _cancel(backend: RemoteBackend, moments: int) -> None:
         await task
 
 
+@pytest.mark.slow
 async def test_a_closed_generator_closes_the_connection() -> None:
     recording = frames(await record("tgi", stream=True))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.errors import is_failover_eligible, to_client_error
+from gateway.errors import to_client_error
 from schemas import errors
+from schemas.errors import is_failover_eligible
 from tests.gateway.serving import application, chat, endpoint, running
 
 ELIGIBLE = [

@@ -1,91 +1,93 @@
-"""A worker's client of one engine: submits sequences, routes their outputs, survives the engine's death.
+"""A worker's client of a model's engines: submits sequences, routes their outputs, survives the death of engines.
 
 Strategy:
-- One task keeps a connection: it connects with exponential back-off, sends a `Ping` each heartbeat, and kills an engine
-  that is silent for too long.
-- If the engine dies, unfinished requests wait for the next one, for `reconnect_timeout` seconds at most, and are
-  submitted to it again (`inflight` drops the tokens that it replays).
-- A request in flight during two engine crashes at the same token is quarantined: retried alone, rejected if the engine
+- Each engine has a link (`EngineLink`). All engines of a client serve the same model, so that any of them can answer
+  any request: a request goes to one of those that are ready (`backends.affinity`), and stays there. Where a prompt is
+  cached is known from the engines' own reports, which all workers get: what one worker has learned from its own
+  requests would be wrong as soon as others send some, too.
+- If an engine dies, another one that is ready takes over its unfinished requests at once (`inflight` drops the tokens
+  that it replays). If none is ready, they wait for the next one, for `reconnect_timeout` seconds at most.
+- An engine that is silent may be dead or busy. Its requests are taken over, too, but only once each: what makes one
+  engine silent might do so to all of them in turn.
+- A request in flight during two engine crashes at the same token is quarantined: retried alone, rejected if an engine
   dies again at the same token. If only one request qualifies, it is rejected without another try. Requests that are not
-  quarantined never wait for one that is.
+  quarantined never wait for one that is. Crashes of all engines count, so a poison request kills no more of several
+  engines than of one.
 - Releasing an `InFlightRequest` cancels its unfinished sequences, so that no tokens are generated without a reader.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 from msgspec.structs import replace
 
+from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose
 from backends.base import Health
+from backends.native.client.engine_link import EngineLink
 from backends.native.client.inflight import InFlightRequest
-from backends.native.client.transports import Connect, Transport
-from backends.native.protocol.messages import (
-    Failed,
-    FromEngine,
-    Loading,
-    Manage,
-    Managed,
-    Ping,
-    Pong,
-    Ready,
-    Step,
-    Submit,
-    ToEngine,
-)
+from backends.native.client.transports import Connect
+from backends.native.protocol.blocks import split_keys
+from backends.native.protocol.messages import Manage, Ready, Step, Submit, Watch
 from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
 
-_FIRST_DELAY, _MAX_DELAY = 0.05, 0.5
-"""Seconds between attempts to connect; each delay is twice the one before."""
-_LOADING_FACTOR = 10
-"""How many times longer an engine may be silent while it loads: a single import may block its other threads."""
+_ALIKE = ("vocab_size", "eos_token_ids", "dtype", "generates", "embedding_size", "image_tokens", "block_size")
+"""What `Ready` must say alike of all engines of a client, so that any of them can answer any request."""
 
 
 class EngineClient:
-    """Keeps a connection to an engine, and the requests in flight over it.
+    """Keeps links to the engines of a model, and the requests in flight over them.
 
-    `ready` describes the present engine, None while there is none or it loads; `last_ready` describes the last one.
-    `pong` is the latest answer to a ping. `on_ready` is called with every description.
+    `ready` describes what the present engines can do together, None while none is ready; `last_ready` describes the
+    last ones. `on_ready` is called with every description.
 
     Args:
-        connect: opens a transport to the engine.
+        connects: open a transport to an engine each; by the engine's name, which is for logs and metrics.
         heartbeat: seconds between pings.
-        hung_after: seconds of silence after which the engine is killed; ten times as many while it loads.
+        hung_after: seconds of silence after which an engine is killed; ten times as many while it loads.
         reconnect_timeout: seconds that requests wait for the next engine.
+        routing: how one of several engines is chosen.
     """
 
-    def __init__(self, connect: Connect, *, heartbeat: float, hung_after: float, reconnect_timeout: float) -> None:
-        self._connect = connect
-        self._heartbeat = heartbeat
-        self._hung_after = hung_after
+    def __init__(
+        self,
+        connects: Mapping[str, Connect],
+        *,
+        heartbeat: float,
+        hung_after: float,
+        reconnect_timeout: float,
+        routing: AffinityPolicy = "prefix",
+    ) -> None:
+        self.links = tuple(
+            EngineLink(number, name, connect, self, heartbeat=heartbeat, hung_after=hung_after)
+            for number, (name, connect) in enumerate(connects.items())
+        )
+        self._routing: AffinityPolicy = routing
+        self._index = PrefixIndex()
         self._reconnect_timeout = reconnect_timeout
         self._next_seq = 0
-        self._pings = count()
         self._in_flight: dict[int, InFlightRequest] = {}  # by seq: a request is there once per sequence
-        self._transport: Transport | None = None
-        self._silent_pings = 0
-        self._was_ready = False  # whether the engine of the present connection has ever been
-        self._health = Health("loading")
+        self._failure: str | None = None  # why no engine is expected
         self._quarantine_waits = False  # whether a quarantined request waits for another one's trial
         self._start_decided = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._reconnect_timer: asyncio.TimerHandle | None = None
-        self._managing: dict[int, asyncio.Future[str | None]] = {}  # by token
         self.on_ready: Callable[[Ready], None] = lambda _: None
         self.ready: Ready | None = None
         self.last_ready: Ready | None = None
-        self.pong: Pong | None = None
 
     @property
     def health(self) -> Health:
-        """The engine's state now."""
-        return self._health
+        """The engines' state now: that of the best one."""
+        states = [link.health for link in self.links if link.ready is not None]
+        if states:
+            return min(states, key=lambda health: health.detail)  # one that is awake, if there is one
+        if self._failure is not None:
+            return Health("failed", self._failure)
+        return next((link.health for link in self.links if link.health.status == "loading"), Health("loading"))
 
     @property
     def busy(self) -> bool:
@@ -93,25 +95,25 @@ class EngineClient:
         return bool(self._in_flight)
 
     async def start(self) -> Ready:
-        """Connect, however long the engine takes to load. May be called again after a failure and `aclose`.
+        """Connect, however long the first engine takes to load. May be called again after a failure and `aclose`.
 
         Raises:
-            schemas.errors.BackendUnavailable: the engine cannot load.
+            schemas.errors.BackendUnavailable: no engine can load.
         """
-        self._health = Health("loading")
+        self._failure = None
         self._start_decided.clear()
-        self._task = asyncio.create_task(self._run(), name="engine-client")
+        for link in self.links:
+            link.start()
         await self._start_decided.wait()
         if self.ready is None:
-            raise BackendUnavailable(f"The engine did not start: {self._health.detail.removesuffix('.')}.")
+            raise BackendUnavailable(f"The engine did not start: {self.health.detail.removesuffix('.')}.")
         return self.ready
 
     async def aclose(self) -> None:
         """Disconnect, and fail all requests in flight. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
+        for link in self.links:
+            await link.aclose()
+        self._describe()
         self._fail_requests("The engine was stopped.")
 
     def reserve_seqs(self, number: int) -> range:
@@ -119,8 +121,12 @@ class EngineClient:
         first, self._next_seq = self._next_seq, self._next_seq + number
         return range(first, self._next_seq)
 
-    def submit(self, submits: Sequence[Submit]) -> InFlightRequest:
+    def submit(self, submits: Sequence[Submit], conversation: str | None = None) -> InFlightRequest:
         """Submit sequences under reserved numbers, now or to the next engine. The caller must `release` the request.
+
+        Args:
+            submits: a message per sequence.
+            conversation: what the requests of a conversation share, if the request is of one.
 
         Raises:
             schemas.errors.BackendUnavailable: there is no engine, and none is expected.
@@ -129,35 +135,35 @@ class EngineClient:
         # timer nothing would ever end the wait.
         if self.ready is None and self._reconnect_timer is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
-        request = InFlightRequest(submits, self.send)
+        request = InFlightRequest(submits, conversation)
         for seq in request.seqs:
             self._in_flight[seq] = request
         # A new request is never quarantined, so it need not wait for the trial of another one. Without an engine,
         # `Ready` submits it (`_submit_waiting`).
         if self.ready is not None:
-            request.submit()
+            request.submit(self._choose(request))
         return request
 
     async def manage(self, asked: Manage) -> str | None:
-        """Have the engine change something, with a token of this client's; why it refuses, or None.
+        """Have all engines that are ready change something; why one refuses, or None.
 
         Raises:
-            schemas.errors.BackendUnavailable: there is no engine, or it ended meanwhile.
+            schemas.errors.BackendUnavailable: there is no engine, or one ended meanwhile.
         """
-        if self._transport is None:
+        links = self._ready_links()
+        if not links:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
-        token = next(self._pings)
-        answer = self._managing[token] = asyncio.get_running_loop().create_future()
-        try:
-            self.send(replace(asked, token=token))
-            why: str | None = await answer
-        finally:
-            self._managing.pop(token)
-        return why
+        refusals = await asyncio.gather(*(link.manage(asked) for link in links))
+        return next((why for why in refusals if why is not None), None)
+
+    def order(self, asked: Manage) -> None:
+        """Tell all engines to change something, and wait for no answer."""
+        for link in self.links:
+            link.send(asked)
 
     def release(self, request: InFlightRequest) -> None:
         """Cancel the request's unfinished sequences, and forget it."""
-        # The engine may have sent outputs before it reads the `Cancel`s: `_receive` drops outputs of unknown sequences.
+        # The engine may have sent outputs before it reads the `Cancel`s: outputs of unknown sequences are dropped.
         request.close()
         for seq in request.seqs:
             self._in_flight.pop(seq, None)
@@ -165,162 +171,155 @@ class EngineClient:
         if self._quarantine_waits:
             self._submit_waiting()
 
-    def fail_start(self, reason: str) -> None:
-        """End a `start` in progress: the engine will not come up. Afterwards a lost engine is waited for instead."""
+    def fail_start(self, reason: str, engine: str | None = None) -> None:
+        """End a `start` in progress: `engine`, or all, will not come up. Afterwards a lost engine is waited for."""
         # Once `start` has returned, an exit is no reason to fail: the process is started again, and the reconnect timer
         # bounds how long requests wait.
         if not self._start_decided.is_set():
-            self._fail(reason)
+            for link in self.links:
+                if engine in (None, link.name):
+                    link.fail(reason)
 
     def expect_no_engine(self) -> None:
-        """Wait for no engine after the present one."""
+        """Wait for no engine after the present ones."""
         self._reconnect_timeout = 0.0
         if self._reconnect_timer is not None:
             self._cancel_reconnect_timer()
             self._start_reconnect_timer()
 
-    async def _run(self) -> None:
-        """Connect again and again, with exponential back-off until an engine was ready."""
-        delay = _FIRST_DELAY
-        while True:
-            # The delay follows a lost engine, too: its supervisor needs a moment to start the next one.
-            if await self._serve_connection():
-                delay = _FIRST_DELAY
-            await asyncio.sleep(delay)
-            delay = min(_MAX_DELAY, 2 * delay)
+    def engine_stepped(self, link: EngineLink, step: Step) -> None:
+        """Deliver the outputs of a step, and note what has changed in the engine's prefix cache."""
+        if step.stored or step.removed:
+            self._index.remove(link.number, split_keys(step.removed))
+            self._index.store(link.number, split_keys(step.stored))
+        ended = step.ended + link.clock if step.ended else 0.0
+        for output in step.outputs:
+            # None: the sequence was released, and its `Cancel` crossed this output on the way. Another link: another
+            # engine has taken over meanwhile, and this one is not asked any more.
+            request = self._in_flight.get(output.seq)
+            if request is not None and request.link is link:
+                request.deliver(output, ended, link.clock)
+        # This step may have ended the trial, or brought it past the token at which engines died.
+        if self._quarantine_waits:
+            self._submit_waiting()
 
-    async def _serve_connection(self) -> bool:
-        """Connect, and return once the engine is gone; the result says whether it was ever ready."""
-        lost = asyncio.Event()
-        self._was_ready = False
-        try:
-            # No message arrives before `_connect` has returned (see `Connect`), and nothing is awaited between its
-            # return and the assignment: `_receive` may answer at once through `_transport`.
-            self._transport = await self._connect(self._receive, lost.set)
-        # Usually nobody listens: the socket is missing (ENOENT), or an earlier engine left it behind (ECONNREFUSED).
-        except OSError:
-            return False
-        try:
-            await self._watch(lost)
-        finally:
-            # Both are cleared before the await: while the transport closes, other tasks must not submit to the lost
-            # engine.
-            transport, self._transport = self._transport, None
-            for answer in self._managing.values():
-                if not answer.done():
-                    answer.set_exception(BackendUnavailable("The engine ended."))
-            self.ready = None
-            await transport.aclose()
-        # `_was_ready` and not `ready`: an engine that loads again, as a woken one does, may hold requests.
-        #
-        # An engine that is lost while it loads for the first time starts no timer: `start` waits on until `fail_start`
-        # or `Failed`, and requests wait until the timer that runs already fires. After a cancellation (`aclose`) this
-        # part does not run.
-        if self._was_ready:
-            log.error("engine.lost", requests=len(self._unfinished()))
-            self._health = Health("loading", "the engine is started again")
-            self._engine_died()
-            self._start_reconnect_timer()
-        return self._was_ready
+    def engine_cached(self, link: EngineLink, keys: list[bytes]) -> None:
+        """Note what an engine has cached."""
+        self._index.clear(link.number)
+        self._index.store(link.number, keys)
 
-    async def _watch(self, lost: asyncio.Event) -> None:
-        """Ping the engine until it is gone; kill it if it is silent for too long.
-
-        Silence is counted in pings, not in seconds, so that a pause of this process does not count as the engine's.
-        """
-        self._silent_pings = 0
-        while not lost.is_set():
-            # This heartbeat counts as silent until a message arrives: `_receive` resets the count.
-            loading = self.ready is None
-            limit = self._hung_after * (_LOADING_FACTOR if loading else 1)
-            self._silent_pings += 1
-            if self._silent_pings * self._heartbeat > limit:
-                log.error("engine.hung", seconds=limit, loading=loading)
-                assert self._transport is not None
-                self._transport.kill()
-                # A ready engine's connection is given up even if the kill had no effect (an engine in another PID
-                # namespace). A loading engine gets the same time again, unless the kill sets `lost`.
-                if not loading:
-                    return
-                self._silent_pings = 0
-            # The step loop answers pings. While the engine loads there is none; its process repeats `Loading` instead.
-            if not loading:
-                self.send(Ping(next(self._pings)))
-            with suppress(TimeoutError):  # not `wait_for`, which before Python 3.12 may swallow a cancellation
-                async with asyncio.timeout(self._heartbeat):
-                    await lost.wait()
-
-    def _receive(self, message: FromEngine) -> None:
-        """Handle a message of the engine; every message is a sign of life."""
-        self._silent_pings = 0
-        match message:
-            case Step():
-                for output in message.outputs:
-                    # None: the sequence was released, and its `Cancel` crossed this output on the way.
-                    if (request := self._in_flight.get(output.seq)) is not None:
-                        request.deliver(output, message.ended)
-                # This step may have ended the trial, or brought it past the token at which engines died.
-                if self._quarantine_waits:
-                    self._submit_waiting()
-            case Pong():
-                self.pong = message
-            case Managed():
-                self._receive_managed(message)
-            case Loading():
-                self._receive_loading(message)
-            case Ready():
-                self._receive_ready(message)
-            case Failed():
-                log.error("engine.failed", why=message.why)
-                self._fail(message.why)
-
-    def _receive_managed(self, message: Managed) -> None:
-        answer = self._managing.get(message.token)  # None: nobody waits any more
-        if answer is not None and not answer.done():
-            answer.set_result(message.error)
-
-    def _receive_loading(self, message: Loading) -> None:
-        # An engine that was ready loads again when it is woken: requests wait for its `Ready`.
-        self.ready = None
-        self._health = Health("loading", f"{message.what} {message.fraction:.0%}".strip())
+    def engine_loads(self, link: EngineLink) -> None:  # noqa: ARG002 - any engine that loads is expected
+        """Expect an engine that loads."""
+        self._failure = None
+        self._describe()
         # After a failed wait no timer runs. An engine that loads is a reason to accept requests again (see `submit`); a
         # timer that runs already goes on.
-        if self._start_decided.is_set():
+        if self.ready is None and self._start_decided.is_set():
             self._start_reconnect_timer()
 
-    def _receive_ready(self, message: Ready) -> None:
+    def engine_ready(self, link: EngineLink) -> None:
+        """Give an engine that is ready the requests that wait."""
+        if (why := _unlike(link, self._ready_links())) is not None:
+            log.error("engine.unlike", engine=link.name, why=why)
+            link.ready = None
+            link.fail(f"the engine {link.name} serves another model: {why}")
+            return
         self._cancel_reconnect_timer()
-        # `ready` is set before `_submit_waiting`, which submits nothing without it.
-        self.ready = self.last_ready = message
-        self._was_ready = True
-        # With a detail, others are preferred where there is a choice, and background work leaves it alone.
-        self._health = Health("ready", "asleep" if message.asleep else "")
-        self.on_ready(message)
+        self._failure = None
+        self._describe()
+        assert self.ready is not None
+        self.on_ready(self.ready)
         self._start_decided.set()
+        # Also after a sleep, from which the cache comes back empty.
+        if self._routing == "prefix" and len(self.links) > 1 and self.ready.block_size:
+            link.send(Watch())
         self._submit_waiting()
 
+    def engine_silent(self, link: EngineLink) -> None:
+        """Have others take over what a silent engine runs, if there are others."""
+        moved = [request for request in self._unfinished() if request.link is link and not request.was_interrupted]
+        if not moved or not any(not other.silent for other in self._ready_links()):
+            return
+        log.warning("engine.silent", engine=link.name, requests=len(moved))
+        for request in moved:
+            request.engine_died()
+        self._submit_waiting()
+
+    def engine_lost(self, link: EngineLink) -> None:
+        """Have others take over what a dead engine ran, or wait for the next engine."""
+        lost = [request for request in self._unfinished() if request.link is link]
+        log.error("engine.lost", engine=link.name, requests=len(lost))
+        self._index.clear(link.number)
+        self._describe()
+        self._reject_poison(lost)
+        if self.ready is None:
+            self._start_reconnect_timer()
+        else:
+            self._submit_waiting()
+
+    def engine_failed(self, link: EngineLink) -> None:
+        """Expect no engine if none is left."""
+        if all(each.health.status == "failed" for each in self.links):
+            self._fail(link.health.detail)
+
+    def _ready_links(self) -> list[EngineLink]:
+        return [link for link in self.links if link.ready is not None]
+
+    def _choose(self, request: InFlightRequest) -> EngineLink:
+        """The engine that a request goes to, of those that are ready."""
+        lora = request.lora_adapter
+
+        def obstacles(link: EngineLink) -> tuple[bool, bool, bool]:
+            assert link.ready is not None
+            return lora not in ("", *link.ready.lora_adapters), link.silent, bool(link.ready.asleep)
+
+        ready = self._ready_links()
+        least = min(map(obstacles, ready)) if len(ready) > 1 else None
+        links = [link for link in ready if least is None or obstacles(link) == least]
+        if len(links) == 1:
+            return links[0]
+        assert self.ready is not None
+        keys = request.name_blocks(self.ready.block_size) if self._routing == "prefix" else []
+        hits = self._index.hits(keys)
+        candidates = [Candidate(link.name, link.load, hits.get(link.number, 0), link.cache_use) for link in links]
+        return links[choose(self._routing, candidates, len(keys), request.conversation)]
+
+    def _describe(self) -> None:
+        """Describe what the engines that are ready can do together."""
+        described = [link.ready for link in self.links if link.ready is not None]
+        if not described:
+            self.ready = None
+            return
+        names = dict.fromkeys(name for ready in described for name in ready.lora_adapters)
+        self.ready = self.last_ready = replace(
+            described[0],
+            context_length=min(ready.context_length for ready in described),
+            # A request is sent to an engine that has its LoRA adapter and is awake.
+            lora_adapters=tuple(names),
+            asleep=min(ready.asleep for ready in described),
+        )
+
     def _submit_waiting(self) -> None:
-        """Submit the requests that the present engine was not asked for, of quarantined ones one at a time."""
+        """Submit the requests that no present engine was asked for, of quarantined ones one at a time."""
         unfinished = self._unfinished()
-        # At most one quarantined request is on trial: if the engine dies again, it is known which request killed it.
-        trial = any(request.submitted and request.quarantined for request in unfinished)
+        # At most one quarantined request is on trial: if an engine dies again, it is known which request killed it.
+        trial = any(request.link is not None and request.quarantined for request in unfinished)
         self._quarantine_waits = False
         for request in unfinished:
-            if request.submitted or self.ready is None:
+            if request.link is not None or self.ready is None:
                 continue
             if request.quarantined and trial:
                 self._quarantine_waits = True
             else:
-                request.submit()
+                request.submit(self._choose(request))
                 trial = trial or request.quarantined
 
-    def _engine_died(self) -> None:
-        """Reject the poison request, if exactly one request can be it; the others wait for the next engine."""
-        unfinished = self._unfinished()
-        # Order matters: `engine_died` clears `submitted` and counts the crash, so it must be called once for every
-        # unfinished request, after those on trial have been collected.
-        on_trial = [request for request in unfinished if request.submitted and request.quarantined]
-        candidates = [request for request in unfinished if request.engine_died()]
+    def _reject_poison(self, lost: list[InFlightRequest]) -> None:
+        """Take a dead engine's requests from it, and reject the poison if exactly one of them can be it."""
+        # Order matters: `engine_died` clears `link` and counts the crash, so it must be called once for every request,
+        # after those on trial have been collected.
+        on_trial = [request for request in lost if request.quarantined]
+        candidates = [request for request in lost if request.engine_died()]
         # A request on trial that is a candidate again is the poison, whatever else was running. Without one, several
         # candidates are all quarantined, and their trials will single out the poison.
         poison = [request for request in on_trial if request in candidates] or candidates
@@ -342,8 +341,8 @@ class EngineClient:
 
     def _fail(self, reason: str) -> None:
         """There is no engine, and none is expected."""
-        # `_run` goes on connecting: an engine that comes up later makes the client ready again.
-        self._health = Health("failed", reason)
+        # The links go on connecting: an engine that comes up later makes the client ready again.
+        self._failure = reason
         self._start_decided.set()
         self._fail_requests("The engine did not start again.")
 
@@ -358,8 +357,22 @@ class EngineClient:
         # repetitions.
         return [request for request in dict.fromkeys(self._in_flight.values()) if request.unfinished]
 
-    def send(self, message: ToEngine) -> None:
-        """Send a message now; without an engine it is dropped."""
-        # A `Cancel` for a lost engine is dropped: the engine's sequences are gone with it.
-        if self._transport is not None:
-            self._transport.send(message)
+
+def _unlike(link: EngineLink, others: Sequence[EngineLink]) -> str | None:
+    """How an engine differs from others so that it cannot answer the same requests; None: it does not."""
+    for other in others:
+        assert link.ready is not None
+        assert other.ready is not None
+        for field in (
+            "vocab_size",
+            "eos_token_ids",
+            "dtype",
+            "generates",
+            "embedding_size",
+            "image_tokens",
+            "block_size",
+        ):
+            mine, theirs = getattr(link.ready, field), getattr(other.ready, field)
+            if mine != theirs:
+                return f"its {field} is {mine}, that of {other.name} is {theirs}"
+    return None

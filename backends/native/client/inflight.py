@@ -1,11 +1,11 @@
 """One request's sequences between worker and engine: submitted, received so far, still unfinished.
 
-Does no I/O: `EngineClient` sends what a request submits and delivers the outputs that arrive.
+Does no I/O: a link to an engine sends what a request submits, and `EngineClient` delivers the outputs that arrive.
 
 Strategy:
 - Outputs are buffered until the reader takes all of them at once, so that a slow reader gets few large batches.
 - A sequence's tokens are a function of its `Submit`, the seed included. After an engine crash the request is submitted
-  again to the next engine, which replays the tokens that were received already. Replayed tokens are compared with those
+  again to another engine, which replays the tokens that were received already. Replayed tokens are compared with those
   and dropped; only new tokens are delivered. A difference is `Diverged`.
 - For the same reason a poison request crashes every engine at the same token. Crashes are counted per sequence; each
   new token resets the count. A sequence that was still being replayed when the engine died did not cause the crash.
@@ -14,11 +14,13 @@ Strategy:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from msgspec.structs import replace
 
+from backends.native.protocol.blocks import prompt_keys
 from backends.native.protocol.messages import Cancel, Output, Submit
 from backends.observation import Phases
 from schemas.errors import BackendFailed, GatewayError
@@ -28,6 +30,19 @@ _QUARANTINE_CRASHES = 2
 """Engine crashes at one token after which a request is quarantined."""
 _MAX_CRASHES = 5
 """Engine crashes after which a request fails, at whatever tokens: one that exhausts memory may crash anywhere."""
+
+
+class Link(Protocol):
+    """What a request needs of the link to its engine.
+
+    `in_flight` counts the sequences that were submitted over it and whose request has not left it.
+    """
+
+    in_flight: int
+
+    def send(self, message: Submit | Cancel) -> None:
+        """Send a message, if there is an engine."""
+        ...
 
 
 class Diverged(BackendFailed):
@@ -61,17 +76,18 @@ class _Sequence:
 class InFlightRequest:
     """The sequences of one request, from submission to their ends.
 
-    `submitted` says whether the present engine was asked. The buffer of outputs is bounded by the tokens that the
-    request asked for.
+    `link` leads to the engine that was asked; None: none was yet, or it died. The buffer of outputs is bounded by the
+    tokens that the request asked for.
 
     Args:
         submits: one message per sequence.
-        send: sends a message to the present engine, if there is one.
+        conversation: what the requests of a conversation share, if the request is of one.
     """
 
-    def __init__(self, submits: Sequence[Submit], send: Callable[[Submit | Cancel], None]) -> None:
-        self.submitted = False
-        self._send = send
+    def __init__(self, submits: Sequence[Submit], conversation: str | None = None) -> None:
+        self.conversation = conversation
+        self._block_keys: list[bytes] | None = None
+        self.link: Link | None = None
         self._sequences = {submit.seq: _Sequence(submit) for submit in submits}
         self.seqs = tuple(self._sequences)
         self._buffer: list[Output] = []
@@ -88,6 +104,31 @@ class InFlightRequest:
     def quarantined(self) -> bool:
         """Whether two engines died while one of its sequences was at its present token."""
         return any(each.crashes >= _QUARANTINE_CRASHES for each in self._sequences.values() if not each.finished)
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether an engine died while one of its sequences was at its present token."""
+        return any(each.crashes > 0 for each in self._sequences.values() if not each.finished)
+
+    @property
+    def lora_adapter(self) -> str:
+        """The LoRA adapter of its sequences; empty: none."""
+        return next((each.submit.lora_adapter for each in self._sequences.values()), "")
+
+    def name_blocks(self, size: int) -> list[bytes]:
+        """The keys of the blocks that its first prompt may find cached, of `size` tokens each; 0: blocks have no keys.
+
+        They are computed once, and handed on to the engine, which needs them, too.
+        """
+        if self._block_keys is None:
+            first = next(iter(self._sequences.values())).submit
+            self._block_keys = prompt_keys(first, size) if size else []
+            joined = b"".join(self._block_keys)
+            for sequence in self._sequences.values():
+                # All choices of a prompt have one tuple.
+                if sequence.submit.prompt is first.prompt:
+                    sequence.submit = replace(sequence.submit, block_keys=joined)
+        return self._block_keys
 
     async def outputs(self) -> list[Output]:
         """Take all outputs since the last call; wait for at least one.
@@ -107,17 +148,33 @@ class InFlightRequest:
         assert self._error is not None
         raise self._error
 
-    def submit(self) -> None:
-        """Submit all unfinished sequences to the present engine."""
-        self.submitted = True
+    def submit(self, link: Link) -> None:
+        """Submit all unfinished sequences to the engine of `link`."""
+        self.link = link
+        link.in_flight += len(self.seqs)
         for sequence in self._sequences.values():
             if not sequence.finished:
                 # `again` lets the sequence into a full queue: it was admitted once, and must not fail as `Overloaded`
                 # now.
-                self._send(replace(sequence.submit, again=True) if self._crashes else sequence.submit)
+                link.send(replace(sequence.submit, again=True) if self._crashes else sequence.submit)
 
-    def deliver(self, output: Output, at: float = 0.0) -> None:
-        """Buffer an output of the present engine, without the tokens that it replays. Its step ended `at`."""
+    def leave(self) -> None:
+        """Have no engine any more; the one that was asked drops the unfinished sequences, if it still runs."""
+        if (link := self.link) is not None:
+            self.link = None
+            link.in_flight -= len(self.seqs)
+            for seq, sequence in self._sequences.items():
+                if not sequence.finished:
+                    link.send(Cancel(seq))
+
+    def deliver(self, output: Output, at: float = 0.0, clock: float = 0.0) -> None:
+        """Buffer an output of the present engine, without the tokens that it replays.
+
+        Args:
+            output: the output.
+            at: when its step ended, on this machine's clock.
+            clock: what this machine's clock shows when the engine's shows 0.
+        """
         sequence = self._sequences[output.seq]
         # The sequence was cancelled while this output was on its way.
         if sequence.finished:
@@ -147,7 +204,7 @@ class InFlightRequest:
         sequence.received += output.ids
         sequence.finished = ends
         if output.times and not sequence.times:
-            sequence.times, sequence.first_token = output.times, at
+            sequence.times, sequence.first_token = tuple(time + clock for time in output.times), at
         if output.ids:
             sequence.last_token = at
         self._buffer.append(output)
@@ -168,23 +225,25 @@ class InFlightRequest:
         if not sequence.finished:
             # Marked before the send, so that `deliver` drops outputs which cross the `Cancel`.
             sequence.finished = True
-            self._send(Cancel(seq))
+            if self.link is not None:
+                self.link.send(Cancel(seq))
 
     def close(self) -> None:
-        """Cancel all unfinished sequences."""
+        """Cancel all unfinished sequences, and leave the engine."""
         for seq in self.seqs:
             self.cancel(seq)
+        self.leave()
 
     def engine_died(self) -> bool:
-        """Count a crash of the engine, and expect the next one to replay what was received.
+        """Leave the engine, count its crash, and expect the next one to replay what was received.
 
         Returns:
             Whether this request may be the poison: two engines died with one of its sequences at the same token.
         """
         # The request waited for its trial or for an engine, so the dead engine never had it.
-        if not self.submitted:
+        if self.link is None:
             return False
-        self.submitted = False
+        self.leave()
         self._crashes += 1
         # `reject` finishes all sequences, so the loop below counts nothing for them.
         if self._crashes == _MAX_CRASHES:

@@ -1,4 +1,4 @@
-"""Transports to an engine: a Unix socket, or a thread of this process. Both carry the same messages."""
+"""Transports to an engine: a Unix socket, TCP, or a thread of this process. All carry the same messages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from typing import Protocol, cast
 
 import structlog
 
+from backends.native.protocol import greeting
+from backends.native.protocol.addresses import TcpAddress
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.frames import FrameError, FrameReader, encode_frame
 from backends.native.protocol.messages import Failed, FromEngine, ToEngine
 
 log = structlog.get_logger()
+
+_GREETING_TIMEOUT = 5.0
+"""Seconds to connect to an engine over TCP and to greet it: a machine that is gone does not refuse, it says nothing."""
 
 # Strategy: callbacks instead of queues. A message is handled in the iteration of the event loop in which it arrives,
 # sending never waits, and `on_lost` is called once, after the last message. `EngineClient` needs no lock and no task
@@ -30,8 +35,14 @@ OnLost = Callable[[], None]
 _PEER_CREDENTIALS = struct.Struct("3i")  # `struct ucred` of SO_PEERCRED: process, user and group id
 
 
+class SecretRefused(Exception):
+    """An engine and this worker do not have the same secret; the text is for the operator."""
+
+
 class Transport(Protocol):
-    """An open connection to an engine."""
+    """An open connection to an engine. `remote`: the engine may be on another machine, with a clock of its own."""
+
+    remote: bool
 
     def send(self, message: ToEngine) -> None:
         """Send a message without waiting; if the engine is gone, the message is dropped."""
@@ -58,14 +69,16 @@ class Connect(Protocol):
 
         Raises:
             OSError: there is no engine yet.
+            SecretRefused: there is one, with another secret.
         """
         ...
 
 
 class _SocketTransport(asyncio.Protocol):
-    """Frames over a Unix socket. Reading starts with `start_reading`, once the caller has the transport."""
+    """Frames over a Unix or TCP socket. Reading starts with `start_reading`, once the caller has the transport."""
 
-    def __init__(self, on_message: OnMessage, on_lost: OnLost) -> None:
+    def __init__(self, on_message: OnMessage, on_lost: OnLost, *, remote: bool = False) -> None:
+        self.remote = remote
         self._on_message = on_message
         self._on_lost = on_lost
         self._reader: FrameReader[FromEngine] = FrameReader(FromEngine)
@@ -73,8 +86,8 @@ class _SocketTransport(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._stream = cast(asyncio.Transport, transport)  # uvloop's has the methods but not the base class
-        # `create_unix_connection` suspends after this call. Without the pause, messages could arrive before the caller
-        # of `connect` has the transport.
+        # `create_unix_connection` and `create_connection` suspend after this call. Without the pause, messages could
+        # arrive before the caller of `connect` has the transport.
         self._stream.pause_reading()
 
     def start_reading(self) -> None:
@@ -103,7 +116,7 @@ class _SocketTransport(asyncio.Protocol):
             self._stream.write(encode_frame(message))
 
     def kill(self) -> None:
-        if self._stream is None:
+        if self._stream is None or self.remote:  # only whoever started an engine elsewhere can kill it
             return
         pid = _peer_pid(self._stream.get_extra_info("socket"))
         if pid not in (0, os.getpid()):  # 0: the engine is in another PID namespace; `kill(0)` would signal our group
@@ -136,8 +149,79 @@ def over_socket(path: str) -> Connect:
     return connect
 
 
+def over_tcp(address: TcpAddress, read_secret: Callable[[], bytes]) -> Connect:
+    """Connect to the engine that listens at `address`, and prove to each other to know the secret.
+
+    The messages are not encrypted (see `protocol.greeting`). Without a secret, `read_secret` raises ValueError.
+    """
+
+    async def connect(on_message: OnMessage, on_lost: OnLost) -> Transport:
+        loop = asyncio.get_running_loop()
+        try:
+            secret = read_secret()
+        except ValueError as error:
+            raise SecretRefused(str(error)) from None
+        async with asyncio.timeout(_GREETING_TIMEOUT):
+            plain = await _greet(address, secret)
+            try:
+                _, transport = await loop.create_connection(
+                    lambda: _SocketTransport(on_message, on_lost, remote=True), sock=plain
+                )
+            except BaseException:
+                plain.close()
+                raise
+        transport.start_reading()
+        return transport
+
+    return connect
+
+
+async def _greet(address: TcpAddress, secret: bytes) -> socket.socket:
+    """A connected socket, of which exactly the greeting has been read."""
+    loop = asyncio.get_running_loop()
+    # One address: a name with several is that of several engines, and each needs a link of its own.
+    family, kind, protocol, _, at = (await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM))[0]
+    plain = socket.socket(family, kind, protocol)
+    try:
+        plain.setblocking(False)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.sock_connect(plain, at)
+        challenge = await _read_exactly(plain, greeting.CHALLENGE_BYTES)
+        answer = greeting.answer(secret, challenge)
+        if answer is None:
+            raise SecretRefused(f"What listens at {address} is no engine of this version.")
+        await loop.sock_sendall(plain, answer)
+        try:
+            proof = await _read_exactly(plain, greeting.PROOF_BYTES)
+        except ConnectionError:
+            raise SecretRefused(f"The engine at {address} has another secret.") from None
+        if not greeting.is_proof(secret, challenge, answer, proof):
+            raise SecretRefused(f"The engine at {address} does not know the secret.")
+    except BaseException:
+        plain.close()
+        raise
+    return plain
+
+
+async def _read_exactly(plain: socket.socket, size: int) -> bytes:
+    """Read `size` bytes and no more: what follows them is for the transport.
+
+    Raises:
+        ConnectionError: the other end closed the connection before.
+    """
+    data = b""
+    while len(data) < size:
+        part = await asyncio.get_running_loop().sock_recv(plain, size - len(data))
+        if not part:
+            raise ConnectionResetError("The engine closed the connection while it was greeted.")
+        data += part
+    return data
+
+
 class _ThreadTransport:
     """Messages to and from an engine in a thread, which is started with it."""
+
+    remote = False
 
     def __init__(self, options: EngineOptions, on_message: OnMessage, on_lost: OnLost) -> None:
         # Imported here: a worker with an engine process must not import torch.

@@ -21,9 +21,10 @@ from msgspec import structs
 from backends.native.classification import read_head
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import watch_layers
-from backends.native.engine.devices import free_memory
+from backends.native.engine.devices import default_device, free_memory
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
+from backends.native.engine.layers.block_linear import blocked_weights, expand_blocks
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
@@ -84,6 +85,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Rea
     """
     # An error in the options is reported before seconds are spent on loading weights.
     _check(options)
+    options = _with_own_device(options)
     report(Loading(0.0, "weights"))
     try:
         check_sizes(Path(options.model))
@@ -107,8 +109,9 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     """Build the engine of a causal language model."""
     # The order of what follows is fixed. Layers are replaced and checked before LoRA adapters wrap them; the cache is
     # sized last, when weights and LoRA adapters have taken their memory.
-    loaded = load(options.model, options.dtype, options.device)
-    torch.set_num_threads(options.threads or _threads(loaded.model))
+    # Weights stay in a file's blocks unless a dtype was asked for.
+    loaded = load(options.model, options.dtype, options.device, keep=options.dtype == "auto")
+    torch.set_num_threads(options.threads or _threads(loaded.model, options))
     report(Loading(0.6, "self-check"))
     packed = _is_packed(loaded, options)
     if options.lora_adapters:
@@ -140,7 +143,7 @@ def _classifier(options: EngineOptions) -> tuple[Manageable, Ready]:
 def _encoder_engine(
     loaded: LoadedModel, pooler: Pooler | None, context: int, options: EngineOptions
 ) -> tuple[Manageable, Ready]:
-    torch.set_num_threads(options.threads or _threads(loaded.model))
+    torch.set_num_threads(options.threads or _threads(loaded.model, options))
     watch_layers(loaded.model)
     engine = EncoderEngine(
         loaded.model,
@@ -182,6 +185,7 @@ def _check(options: EngineOptions) -> None:
 def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     """Whether the model takes the packed execution path; its layers are replaced if the self-check accepts them."""
     if options.execution_path != "auto":
+        expand_blocks(loaded.model)
         _quantize(loaded, options.dtype)
         return options.execution_path == "packed"
     fuse = partial(fuse_layers, longest=loaded.context_length, join=not (options.lora_adapters or options.lora_folder))
@@ -204,6 +208,7 @@ def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
         return True
     if options.dtype in BITS:
         raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
+    expand_blocks(loaded.model)
     # The replaced layers may be at fault and not the packed path: check the model as it is.
     why = why_not_packed(loaded.model)
     if why is not None:
@@ -224,10 +229,23 @@ def _quantize(loaded: LoadedModel, dtype: str) -> None:
         raise LoadError(f"This model has no linear layers that could run in {dtype}.")
 
 
-def _threads(model: Any) -> int:
+def _threads(model: Any, options: EngineOptions) -> int:
     """All cores but one, which is left to the workers; one for a small model, whose layers cost less than a barrier."""
-    small = sum(each.numel() for each in model.parameters()) < _SMALL_PARAMETERS
-    return 1 if small else max(1, physical_cores() - 1)
+    small = sum(each.numel() for each in model.parameters()) + blocked_weights(model) < _SMALL_PARAMETERS
+    return 1 if small else max(1, (physical_cores() - 1) // options.replica_count)
+
+
+def _with_own_device(options: EngineOptions) -> EngineOptions:
+    """The options of one of several engines on this machine: its accelerator, and how many engines share that or the
+    CPU.
+    """
+    kind = default_device().type if options.device == "auto" else options.device
+    # A device with a number was chosen by the operator, and all engines share it.
+    if options.replica_count == 1 or kind == "cpu" or ":" in kind or not torch.accelerator.is_available():
+        return options
+    devices = torch.accelerator.device_count()
+    sharers = -(-options.replica_count // devices)
+    return structs.replace(options, device=f"{kind}:{options.replica_number % devices}", replica_count=sharers)
 
 
 def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:
@@ -257,6 +275,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         image_tokens=runner.image_tokens,
         embedding_size=hidden.size if hidden else 0,
         lora_adapters=runner.lora_adapters,
+        block_size=options.block_size if scheduler.pool.caching else 0,
     )
     engine = Engine(
         runner,
@@ -300,7 +319,7 @@ def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner,
     embedder = None if options.text_only else _embedder(loaded, options)
     step_bytes = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
     wanted = CacheSizes(_wanted_blocks(loaded, options), options.max_sequences)
-    affordable = wanted.within(_cache_bytes(loaded.model.device, step_bytes), probe)
+    affordable = wanted.within(_cache_bytes(loaded.model.device, step_bytes, options.replica_count), probe)
     # On a CPU an operator's `kv_tokens` may exceed what is affordable, which is a cautious share of the memory. On a
     # GPU that share is nearly all there is, so more is an error.
     sizes = structs.replace(affordable, blocks=wanted.blocks) if options.kv_tokens else affordable
@@ -341,8 +360,8 @@ def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[R
     return PerSequenceRunner(loaded.model, tuple(options.lora_adapters), find_stacking(loaded.model)), sizes
 
 
-def _cache_bytes(device: torch.device, step_bytes: int) -> int:
+def _cache_bytes(device: torch.device, step_bytes: int, sharers: int = 1) -> int:
     """Memory for the KV cache beside a step's `step_bytes`; torch has reserved an accelerator's when it was run."""
     if device.type != "cpu":
-        return int(free_memory(device) * _GPU_SHARE)
-    return min(int(max(0, available_memory() - step_bytes) * _CPU_SHARE), _CPU_MAX_BYTES)
+        return int(free_memory(device) * _GPU_SHARE) // sharers
+    return min(int(max(0, available_memory() - step_bytes) * _CPU_SHARE) // sharers, _CPU_MAX_BYTES)

@@ -34,7 +34,18 @@ from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.scheduling.speculation import Speculation
 from backends.native.grammar.grammar import GrammarError
 from backends.native.machine import resident_memory
-from backends.native.protocol.messages import Cancel, Logprobs, Output, Ping, Pong, Step, Submit, ToEngine
+from backends.native.protocol.messages import (
+    Cached,
+    Cancel,
+    Logprobs,
+    Output,
+    Ping,
+    Pong,
+    Step,
+    Submit,
+    ToEngine,
+    Watch,
+)
 from schemas.ir import FinishReason
 
 log = structlog.get_logger()
@@ -43,6 +54,7 @@ GRAMMAR_FAILED = "it takes more time or memory than it may"
 """What a client is sent of a grammar that the worker's checks have passed and that fails in the engine."""
 
 _LORA_ADAPTER = attrgetter("sequence.request.lora_adapter")
+_NO_OUTPUTS = Step(())
 
 
 class Engine:
@@ -87,14 +99,15 @@ class Engine:
         # Outputs made outside of a step, as refusals are, wait here for the next step; `busy` is then True, so it comes
         # at once.
         self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
+        self._watchers: set[int] = set()  # connections that are sent changes of the prefix cache
 
     @property
     def busy(self) -> bool:
         """Whether `step` would run a sequence or return an output."""
         return bool(self._sequences or self._outputs)
 
-    def handle(self, connection: int, message: ToEngine) -> Pong | None:
-        """Handle one message of a worker; return the answer to a `Ping`."""
+    def handle(self, connection: int, message: ToEngine) -> Pong | Cached | None:
+        """Handle one message of a worker; return the answer to a `Ping` or a `Watch`."""
         match message:
             case Submit():
                 self.submit(connection, message)
@@ -102,6 +115,9 @@ class Engine:
                 self.cancel(connection, message.seq)
             case Ping():
                 return self.pong(message)
+            case Watch():
+                self._watchers.add(connection)
+                return Cached(self._scheduler.pool.watch())
         return None
 
     def submit(self, connection: int, request: Submit) -> None:
@@ -129,6 +145,7 @@ class Engine:
         for key in [key for key in self._sequences if key[0] == connection]:
             self._end(self._sequences[key])
         self._outputs.pop(connection, None)
+        self._watchers.discard(connection)
 
     def lora_keys(self) -> set[str]:
         """The keys of the LoRA adapters that sequences use."""
@@ -192,7 +209,12 @@ class Engine:
         # A new dictionary and not `clear()`: the returned one is read after this call.
         outputs, self._outputs = self._outputs, defaultdict(list)
         ended = time.monotonic() if outputs else 0.0
-        return {connection: Step(tuple(gained), ended) for connection, gained in outputs.items()}
+        steps = {connection: Step(tuple(gained), ended) for connection, gained in outputs.items()}
+        if self._watchers:
+            stored, removed = self._scheduler.pool.take_changes()
+            for connection in self._watchers if stored or removed else ():
+                steps[connection] = replace(steps.get(connection, _NO_OUTPUTS), stored=stored, removed=removed)
+        return steps
 
     def _validate(self, connection: int, request: Submit) -> None:
         if (connection, request.seq) in self._sequences:

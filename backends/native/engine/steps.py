@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from backends.native.engine.lora.table import LoraTable
-from backends.native.protocol.messages import Managed, Pong, Step, ToEngine
+from backends.native.protocol.messages import Cached, Managed, Pong, Step, ToEngine
 
 
 class Steps(Protocol):
@@ -16,7 +16,7 @@ class Steps(Protocol):
         """Whether `step` would run a sequence or return an output."""
         ...
 
-    def handle(self, connection: int, message: ToEngine) -> Pong | Managed | None:
+    def handle(self, connection: int, message: ToEngine) -> Pong | Cached | Managed | None:
         """Handle one message of a worker; return its answer, if any. A `Ping` may arrive in the middle of a step."""
         ...
 

@@ -12,7 +12,7 @@ LoraName = Annotated[
 """A LoRA adapter's name, valid in every protocol that can name one. It is a key of a table, never a path."""
 
 
-class EngineOptions(msgspec.Struct, frozen=True):
+class ModelOptions(msgspec.Struct, frozen=True):
     """How to load and run a model.
 
     Attributes:
@@ -53,3 +53,15 @@ class EngineOptions(msgspec.Struct, frozen=True):
     execution_path: str = "auto"
     lora_adapters: dict[LoraName, str] = {}
     lora_folder: str = ""
+
+
+class EngineOptions(ModelOptions, frozen=True):
+    """The options of one engine, which may be one of several on a machine.
+
+    Attributes:
+        replica_number: its number, from 0.
+        replica_count: how many they are: they share the machine's devices, or its cores and memory.
+    """
+
+    replica_number: int = 0
+    replica_count: int = 1

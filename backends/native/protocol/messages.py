@@ -73,7 +73,8 @@ class Submit(Message, frozen=True):
     in llguidance's form. `pool` requests the prompt's vector, and with `max_new_tokens` 0 nothing else; its first
     `unpooled` tokens are excluded from pooling. `lora_adapter` is one of `Ready.lora_adapters`; empty: none. `again`:
     the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly. `second`:
-    where the second text of a pair begins, for models that distinguish the two; 0: there is none.
+    where the second text of a pair begins, for models that distinguish the two; 0: there is none. `block_keys`: the
+    names of the prompt's full blocks (`blocks`), joined, if the worker has computed them.
     """
 
     seq: int
@@ -94,6 +95,7 @@ class Submit(Message, frozen=True):
     again: bool = False
     flow: str = ""
     second: int = 0
+    block_keys: bytes = b""
 
 
 class Cancel(Message, frozen=True):
@@ -106,6 +108,10 @@ class Ping(Message, frozen=True):
     """Worker to engine: answer with a `Pong` between two steps, or as soon as the step in progress makes progress."""
 
     token: int
+
+
+class Watch(Message, frozen=True):
+    """Worker to engine: answer with `Cached`, and add all later changes of the prefix cache to steps."""
 
 
 class Manage(Message, frozen=True):
@@ -158,11 +164,21 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Step(Message, frozen=True):
     """Engine to worker: the outputs of this worker's sequences in one step.
 
-    `ended` is when the step did, on the machine's monotonic clock; 0: not known.
+    `ended` is when the step did, on the machine's monotonic clock; 0: not known. For a worker that watches the prefix
+    cache (`Watch`): the keys of blocks that have come into it and of those that have left it, joined; such a step may
+    have no outputs.
     """
 
     outputs: tuple[Output, ...]
     ended: float = 0.0
+    stored: bytes = b""
+    removed: bytes = b""
+
+
+class Cached(Message, frozen=True):
+    """Engine to worker: the answer to `Watch`, with the keys of all blocks in the prefix cache, joined."""
+
+    keys: bytes
 
 
 class Pong(Message, frozen=True):
@@ -201,6 +217,7 @@ class Ready(Message, frozen=True):
 
     `asleep` is the level of its sleep, 0: it is awake. `embedding_size` 0: no embeddings; without `generates`, only
     embeddings or scores. `image_tokens` is the most placeholder tokens that one image may take; 0: no images.
+    `block_size` is the tokens of a block of the prefix cache; 0: there is none.
     """
 
     context_length: int
@@ -215,6 +232,7 @@ class Ready(Message, frozen=True):
     generates: bool = True
     lora_adapters: tuple[str, ...] = ()
     asleep: int = 0
+    block_size: int = 0
 
     @property
     def images(self) -> bool:
@@ -235,5 +253,5 @@ class Failed(Message, frozen=True):
     why: str
 
 
-ToEngine = Submit | Cancel | Ping | Manage
-FromEngine = Step | Pong | Loading | Ready | Managed | Failed
+ToEngine = Submit | Cancel | Ping | Watch | Manage
+FromEngine = Step | Cached | Pong | Loading | Ready | Managed | Failed

@@ -22,11 +22,11 @@ from gateway.experiments.statistics.confidence import (
     Interval,
     Mean,
     difference,
-    mean,
-    rate_difference,
+    means_of,
+    rate_differences,
     strata_weights,
 )
-from gateway.experiments.statistics.histogram import log_design_effect, quantile_ratio, weighted
+from gateway.experiments.statistics.histogram import Asked, log_design_effect, quantile_ratios, weighted
 from gateway.experiments.statistics.power import requests_needed
 
 Decision = Literal["better", "worse", "higher", "lower", "no difference", "keep collecting"]
@@ -102,9 +102,14 @@ def means(rows: Array, arm: int, row: int) -> tuple[Mean, Mean]:
         arm: the arm's index.
         row: what is averaged.
     """
-    control, other = rows[:, 0, row], rows[:, arm, row]
-    weights = strata_weights(control[:, 0].sum(axis=1), other[:, 0].sum(axis=1))
-    return mean(control[:, 0], control[:, 1], weights), mean(other[:, 0], other[:, 1], weights)
+    return means_of_rows(rows[:, :, row : row + 1], arm)[0]
+
+
+def means_of_rows(rows: Array, arm: int) -> list[tuple[Mean, Mean]]:
+    """`means` of all rows."""
+    control, other = rows[:, 0], rows[:, arm]
+    weights = strata_weights(control[:, :, 0].sum(axis=2), other[:, :, 0].sum(axis=2))
+    return [*zip(means_of(control, weights), means_of(other, weights), strict=True)]
 
 
 def row_of(metrics: Sequence[Metric], metric: Metric) -> int:
@@ -116,12 +121,25 @@ def row_of(metrics: Sequence[Metric], metric: Metric) -> int:
 
 def interval(metric: Metric, control: Mean, other: Mean, alpha: float) -> Interval:
     """The difference of two means of this metric, in the unit of its row (`row_of`)."""
-    if metric.kind == "rate":
-        return rate_difference(control, other, alpha)
-    return difference(control, other, alpha, 1.0 if metric.kind == "time" else None)
+    return intervals([(metric, control, other, alpha)])[0]
 
 
-def compare(arm: str, metric: Metric, control: Mean, other: Mean, alpha: float, margin: float) -> Comparison:
+def intervals(asked: Sequence[tuple[Metric, Mean, Mean, float]]) -> list[Interval]:
+    """`interval` of several metrics or arms at once."""
+    rates = iter(
+        rate_differences([(control, other, alpha) for metric, control, other, alpha in asked if metric.kind == "rate"])
+    )
+    return [
+        next(rates)
+        if metric.kind == "rate"
+        else difference(control, other, alpha, 1.0 if metric.kind == "time" else None)
+        for metric, control, other, alpha in asked
+    ]
+
+
+def compare(
+    arm: str, metric: Metric, control: Mean, other: Mean, alpha: float, margin: float, found: Interval | None = None
+) -> Comparison:
     """Compare an arm with the control.
 
     Args:
@@ -132,8 +150,9 @@ def compare(arm: str, metric: Metric, control: Mean, other: Mean, alpha: float, 
         alpha: the chance of a miss.
         margin: a difference that counts as none: a share of the control's mean; for rates, which are near 0 or near 1,
             a tenth of it in absolute terms.
+        found: their `interval`, where it is known.
     """
-    found = interval(metric, control, other, alpha)
+    found = found or interval(metric, control, other, alpha)
     within = 0.1 * margin if metric.kind == "rate" else margin * abs(control.value)
     size = abs(control.value)
     shown = found
@@ -174,25 +193,27 @@ def decide(found: Interval, metric: Metric, margin: float) -> Decision:
 
 
 def compare_quantiles(
-    arm: str, metric: str, logarithms: Array, histograms: Array, alpha: float
+    arm: str, times: Sequence[str], logarithms: Array, histograms: Array, alpha: float
 ) -> tuple[QuantileRatio, ...]:
     """The quantiles of an arm's times relative to the control's.
 
     Args:
         arm: its name.
-        metric: a time.
-        logarithms: [splits, (control, arm), (count, sum), buckets].
-        histograms: [splits, (control, arm), bins].
+        times: the metrics.
+        logarithms: [splits, (control, arm), times, (count, sum), buckets].
+        histograms: [splits, (control, arm), times, bins].
         alpha: the chance that the bounds of one of them ever miss.
     """
-    weights = strata_weights(*logarithms[:, :, 0].sum(axis=2).T)
-    sides = [weighted(histograms[:, side], weights) for side in (0, 1)]
-    of_logarithms = [mean(logarithms[:, side, 0], logarithms[:, side, 1], weights) for side in (0, 1)]
-    effects = [log_design_effect(*side) for side in zip(sides, of_logarithms, strict=True)]
-    return tuple(
-        QuantileRatio(arm, metric, name, *quantile_ratio(sides[0], sides[1], q, alpha, (effects[0], effects[1])))
-        for name, q in QUANTILES.items()
-    )
+    weights = strata_weights(*(logarithms[:, side, :, 0].sum(axis=2) for side in (0, 1)))
+    asked = []
+    for at, sides in enumerate(means_of_rows(logarithms, 1)):
+        counts = [weighted(histograms[:, side, at], weights[:, at]) for side in (0, 1)]
+        effects = [log_design_effect(*side) for side in zip(counts, sides, strict=True)]
+        asked += [
+            (Asked(counts[0], q, alpha, effects[0]), Asked(counts[1], q, alpha, effects[1])) for q in QUANTILES.values()
+        ]
+    names = ((time, name) for time in times for name in QUANTILES)
+    return tuple(QuantileRatio(arm, *name, *ratio) for name, ratio in zip(names, quantile_ratios(asked), strict=True))
 
 
 def _reason(arm: str, control: Mean, other: Mean, found: Interval) -> str:

@@ -16,6 +16,7 @@ events or few clusters have been seen:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import exp, inf, log, sqrt
 from typing import NamedTuple
 
@@ -65,45 +66,66 @@ def mean(counts: Array, sums: Array, weights: Array | None = None) -> Mean:
         sums: the totals of their values, in the same shape.
         weights: [strata], adding up to 1; None for one stratum. Requests of a stratum without weight do not count.
     """
-    counts, sums = np.atleast_2d(counts), np.atleast_2d(sums)
-    totals = counts.sum(axis=1)
-    if weights is None:
-        weights = np.ones(1)
-    used = (weights > 0) & (totals > 0)
-    counts, sums, totals, weights = counts[used], sums[used], totals[used], weights[used]
-    if not len(totals):
-        return Mean(0.0, inf, 0.0)
-    means = sums.sum(axis=1) / totals
-    value, requests = float(weights @ means), float(1 / (np.square(weights) / totals).sum())
-    each = (weights / totals)[:, None]  # the weight of one request
-    shares = (each * counts).sum(axis=0)
-    clusters = float(1 / np.square(shares).sum())
-    if clusters < FEWEST_CLUSTERS or requests < FEWEST_REQUESTS:
-        return Mean(value, inf, requests, clusters)
+    rows = np.stack((np.atleast_2d(counts), np.atleast_2d(sums)), axis=1)[:, None]
+    return means_of(rows, None if weights is None else weights[:, None])[0]
+
+
+def means_of(rows: Array, weights: Array | None = None) -> list[Mean]:
+    """The `mean` of each of several rows, which costs hardly more than of one.
+
+    Args:
+        rows: [strata, rows, (count, sum), buckets].
+        weights: [strata, rows].
+    """
+    counts, sums = rows[:, :, 0], rows[:, :, 1]
+    totals, values = counts.sum(axis=2), sums.sum(axis=2)
+    used = totals > 0 if weights is None else (weights > 0) & (totals > 0)
+    totals = np.where(used, totals, 1.0)
+    weights = np.where(used, 1.0 if weights is None else weights, 0.0)
+    means, each = values / totals, weights / totals  # `each`: the weight of one request
+    shares = (each[:, :, None] * counts).sum(axis=0)
     # A stratum's mean is a ratio of bucket totals, since buckets differ in size: its residual in a bucket is the sum
     # less what the mean predicts (delta method). A unit keeps its bucket in all strata, so residuals add up by bucket.
-    residuals = (each * (sums - means[:, None] * counts)).sum(axis=0)
-    # Buckets with requests. Kish's size is at most that (Cauchy-Schwarz), so `seen` is at least 10. seen / (seen - 1)
-    # corrects for the estimated mean.
-    seen = int(np.count_nonzero(shares))
-    return Mean(value, float(np.square(residuals).sum()) * seen / (seen - 1), requests, clusters)
+    residuals = (each[:, :, None] * (sums - means[:, :, None] * counts)).sum(axis=0)
+    found = zip(
+        (weights * means).sum(axis=0).tolist(),
+        np.square(residuals).sum(axis=1).tolist(),
+        (weights * each).sum(axis=0).tolist(),
+        np.square(shares).sum(axis=1).tolist(),
+        np.count_nonzero(shares, axis=1).tolist(),
+        strict=True,
+    )
+    return [_mean(*row) for row in found]
+
+
+def _mean(value: float, residuals: float, per_request: float, squares: float, seen: int) -> Mean:
+    """A mean from sums over buckets: of the squared residuals, of the squared shares; and the buckets with requests."""
+    if not per_request:
+        return Mean(0.0, inf, 0.0)
+    requests, clusters = 1 / per_request, 1 / squares
+    if clusters < FEWEST_CLUSTERS or requests < FEWEST_REQUESTS:
+        return Mean(value, inf, requests, clusters)
+    # Kish's size is at most the number of buckets with requests (Cauchy-Schwarz), so `seen` is at least 10.
+    # seen / (seen - 1) corrects for the estimated mean.
+    return Mean(value, residuals * seen / (seen - 1), requests, clusters)
 
 
 def strata_weights(control: Array, other: Array) -> Array:
-    """The weights of strata by which the means of two arms are compared: [strata], adding up to 1.
+    """The weights of strata by which the means of two arms are compared: [strata, ...], adding up to 1.
 
     A stratum is a time in which the split was the same. Means over all times would compare the traffic of different
     times if the split was changed in between. These weights are those of the least variance for equal variances per
     request; they do not depend on outcomes.
 
     Args:
-        control: [strata] requests of the control.
-        other: [strata] requests of the other arm.
+        control: [strata, ...] requests of the control.
+        other: [strata, ...] requests of the other arm.
     """
     both = control + other
-    common = np.divide(control * other, both, out=np.zeros(len(both)), where=both > 0)
-    total = float(common.sum())
-    return common / total if total else common
+    common = np.divide(control * other, both, out=np.zeros(both.shape), where=both > 0)
+    total = common.sum(axis=0)
+    weights: Array = np.divide(common, total, out=common, where=total > 0)
+    return weights
 
 
 def difference(control: Mean, other: Mean, alpha: float, scale: float | None = None) -> Interval:
@@ -141,24 +163,37 @@ def variance_per_request(control: Mean, other: Mean, scale: float | None = None)
 
 def rate_difference(control: Mean, other: Mean, alpha: float) -> Interval:
     """The same as `difference` for rates (values 0 and 1): all differences that the likelihood does not exclude."""
-    estimate = other.value - control.value
-    if inf in (control.variance, other.variance):
-        return Interval(estimate, -inf, inf)
-    effect = design_effect(control, other)
-    rates, sizes = (control.value, other.value), (control.requests / effect, other.requests / effect)
-    freedom = _freedom((1 / sizes[0], 1 / sizes[1]), (control.clusters, other.clusters))
-    limit = boundary(control.requests + other.requests, alpha, freedom)
+    return rate_differences([(control, other, alpha)])[0]
 
+
+def rate_differences(asked: Sequence[tuple[Mean, Mean, float]]) -> list[Interval]:
+    """`rate_difference` of several pairs at once, which costs hardly more than of one."""
+    found = [Interval(other.value - control.value, -inf, inf) for control, other, _ in asked]
+    known = [at for at, (control, other, _) in enumerate(asked) if inf not in (control.variance, other.variance)]
+    if not known:
+        return found
+    rates, sizes, limits = (np.array(each).T for each in zip(*(_evidence_of(*asked[at]) for at in known), strict=True))
     # Both bounds lie between the estimate and an end of the possible differences, where the evidence reaches the limit.
     # Each round narrows both down by 47.
-    inside, outside = np.full(2, estimate), np.array([-1.0, 1.0])
+    inside = np.tile(rates[1] - rates[0], (2, 1))
+    outside = np.repeat([[-1.0], [1.0]], len(known), axis=1)
     for _ in range(4):
-        places = np.linspace(inside, outside, 48)
-        excluded = deviance(places, rates, sizes) > limit
+        places = np.linspace(inside, outside, 48)  # [places, (low, high), pairs]
+        excluded = deviance(places, (rates[0], rates[1]), (sizes[0], sizes[1])) > limits
         excluded[0] = False
-        first = np.where(excluded.any(axis=0), excluded.argmax(axis=0), 47)
-        inside, outside = places[first - 1, [0, 1]], places[first, [0, 1]]
-    return Interval(estimate, float(outside[0]), float(outside[1]))
+        first = np.where(excluded.any(axis=0), excluded.argmax(axis=0), 47)[None]
+        inside, outside = (np.take_along_axis(places, each, axis=0)[0] for each in (first - 1, first))
+    for at, low, high in zip(known, *outside.tolist(), strict=True):
+        found[at] = found[at]._replace(low=low, high=high)
+    return found
+
+
+def _evidence_of(control: Mean, other: Mean, alpha: float) -> tuple[tuple[float, float], tuple[float, float], float]:
+    """The observed rates, the numbers of independent requests behind them, and the limit of the evidence."""
+    effect = design_effect(control, other)
+    sizes = control.requests / effect, other.requests / effect
+    freedom = _freedom((1 / sizes[0], 1 / sizes[1]), (control.clusters, other.clusters))
+    return (control.value, other.value), sizes, boundary(control.requests + other.requests, alpha, freedom)
 
 
 def design_effect(control: Mean, other: Mean) -> float:

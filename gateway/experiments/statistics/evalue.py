@@ -13,9 +13,13 @@ import numpy as np
 
 from gateway.experiments.statistics.confidence import Array
 
+_LGAMMA = np.frompyfunc(lgamma, 1, 1)
 
-def log_evidence(below: Array, total: float, rate: float, weight: float) -> Array:
+
+def log_evidence(below: Array, total: Array | float, rate: Array | float, weight: Array | float) -> Array:
     """The logarithm of the evidence against a rate: a beta mixture of alternatives, centered on the rate.
+
+    Arguments broadcast.
 
     Args:
         below: counts of events; fractions are allowed.
@@ -26,8 +30,9 @@ def log_evidence(below: Array, total: float, rate: float, weight: float) -> Arra
     """
     a, b = weight * rate, weight * (1 - rate)
     mixed = log_gamma(a + below) + log_gamma(b + total - below)
-    against = mixed - lgamma(weight + total) - (lgamma(a) + lgamma(b) - lgamma(weight))
-    found: Array = against - below * log(rate) - (total - below) * log(1 - rate)
+    constant = _LGAMMA(a) + _LGAMMA(b) - _LGAMMA(weight)
+    against = mixed - np.asarray(_LGAMMA(weight + total), float) - np.asarray(constant, float)
+    found: Array = against - below * np.log(rate) - (total - below) * np.log(1 - rate)
     return found
 
 

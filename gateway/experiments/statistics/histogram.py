@@ -12,7 +12,9 @@ normal values lowers their correlation, so this is on the safe side for log-norm
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil, exp, floor, inf, log
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,49 +80,60 @@ def quantile(counts: Array, q: float) -> float:
     return float(EDGES[at - 1]) * exp(within * _LOG_RATIO)
 
 
-def quantile_bounds(counts: Array, q: float, alpha: float, design_effect: float = 1.0) -> Interval:
-    """A quantile in seconds with bounds; they miss it at any look with a chance of at most `alpha`.
+class Asked(NamedTuple):
+    """A quantile that is asked for.
 
-    Args:
+    Attributes:
         counts: [BINS].
         q: in (0, 1).
         alpha: the chance of a miss.
         design_effect: how many observations are worth one independent observation; at least 1.
     """
-    if not counts.any():
-        return Interval(0.0, -inf, inf)
-    open_ = np.flatnonzero(_evidence(counts, q, alpha, design_effect) < -log(alpha))
-    return Interval(quantile(counts, q), float(_LOWER[open_[0]]), float(_UPPER[open_[-1]]))
+
+    counts: Array
+    q: float
+    alpha: float
+    design_effect: float = 1.0
 
 
-def quantile_ratio(
-    control: Array, other: Array, q: float, alpha: float, design_effects: tuple[float, float] = (1.0, 1.0)
-) -> Interval:
-    """The other arm's quantile divided by the control's; the bounds hold at every look.
+def quantile_bounds(asked: Sequence[Asked]) -> list[Interval]:
+    """Quantiles in seconds with bounds; each misses its quantile at any look with a chance of at most its `alpha`."""
+    found = []
+    for each, evidence in zip(asked, _evidence(asked), strict=True):
+        if not each.counts.any():
+            found.append(Interval(0.0, -inf, inf))
+            continue
+        open_ = np.flatnonzero(evidence < -log(each.alpha))
+        found.append(Interval(quantile(each.counts, each.q), float(_LOWER[open_[0]]), float(_UPPER[open_[-1]])))
+    return found
+
+
+def quantile_ratios(asked: Sequence[tuple[Asked, Asked]]) -> list[Interval]:
+    """Another arm's quantiles divided by the control's; the bounds hold at every look.
 
     The arms are independent, so the product of their e-values is an e-value, and a pair of quantiles is possible while
     the product is below 1 / `alpha`. That is narrower than two intervals at half of `alpha`.
 
     Args:
-        control: [BINS].
-        other: [BINS].
-        q: in (0, 1).
-        alpha: the chance of a miss.
-        design_effects: of the control and of the other arm.
+        asked: of the control and of the other arm; q and `alpha` are the same.
     """
-    if not (control.any() and other.any()):
+    evidence = _evidence([side for pair in asked for side in pair])
+    return [_ratio(*pair, *evidence[2 * at : 2 * at + 2]) for at, pair in enumerate(asked)]
+
+
+def _ratio(control: Asked, other: Asked, ours: Array, theirs: Array) -> Interval:
+    """The ratio of two quantiles, from the evidence against each bin."""
+    if not (control.counts.any() and other.counts.any()):
         return Interval(1.0, 0.0, inf)
-    ours = _evidence(control, q, alpha, design_effects[0])
-    theirs = _evidence(other, q, alpha, design_effects[1])
-    limit = -log(alpha)
+    limit = -log(control.alpha)
     possible = [np.flatnonzero(one < limit - another.min()) for one, another in ((ours, theirs), (theirs, ours))]
     here, there = np.nonzero(np.add.outer(ours[possible[0]], theirs[possible[1]]) < limit)
     at, to = possible[0][here], possible[1][there]
     with np.errstate(divide="ignore", invalid="ignore"):
         low = np.nan_to_num(_LOWER[to] / _UPPER[at], nan=0.0).min()
         high = np.where(_LOWER[at] > 0, _UPPER[to] / _LOWER[at], inf).max()
-        estimate = quantile(other, q) / quantile(control, q) if quantile(control, q) < inf else 1.0
-    return Interval(estimate, float(low), float(high))
+    usual = quantile(control.counts, control.q)
+    return Interval(quantile(other.counts, other.q) / usual if usual < inf else 1.0, float(low), float(high))
 
 
 def weighted(histograms: Array, weights: Array) -> Array:
@@ -165,15 +178,21 @@ def log_variance(counts: Array) -> float:
     return float(counts @ np.square(middles - center)) / total + _LOG_RATIO**2 / 12
 
 
-def _evidence(counts: Array, q: float, alpha: float, design_effect: float) -> Array:
-    """The least log evidence against the quantile at any place within each bin: [BINS]."""
-    reached = np.cumsum(counts) / design_effect
-    total = float(reached[-1])
-    before = np.concatenate(([0.0], reached[:-1]))
+def _evidence(asked: Sequence[Asked]) -> Array:
+    """The least log evidence against each quantile at any place within each bin: [asked, BINS]."""
+    if not asked:
+        return np.zeros((0, BINS))
+    counts = np.array([each.counts for each in asked])
+    effects, rates, weights = np.array(
+        [(each.design_effect, each.q, prior_precision(each.alpha) / _EARLIER) for each in asked]
+    ).T[:, :, None]
+    # All bins below the first value are alike, and all above the last, so one of each is computed.
+    seen = np.flatnonzero(counts.any(axis=0))
+    first, last = (max(0, int(seen[0]) - 1), min(UNFINISHED, int(seen[-1]) + 1) + 1) if len(seen) else (0, 1)
+    reached = np.cumsum(counts[:, first:last], axis=1) / effects
+    total = reached[:, -1:]
+    before = np.pad(reached[:, :-1], ((0, 0), (1, 0)))
     # The values of a bin may lie on either side of the quantile: what is nearest to the expected count cannot be
-    # excluded. All bins below the first value are alike, and all above the last, so one of each is computed.
-    seen = np.flatnonzero(counts)
-    first, last = max(0, int(seen[0]) - 1), min(UNFINISHED, int(seen[-1]) + 1) + 1
-    nearest = np.clip(q * total, before[first:last], reached[first:last])
-    found = log_evidence(nearest, total, q, prior_precision(alpha) / _EARLIER)
-    return np.pad(found, (first, BINS - last), mode="edge")
+    # excluded.
+    found = log_evidence(np.clip(rates * total, before, reached), total, rates, weights)
+    return np.pad(found, ((0, 0), (first, BINS - last)), mode="edge")

@@ -61,6 +61,7 @@ def with_arguments(events: Events) -> Events:
     return tuple(map(with_json, events))
 
 
+@pytest.mark.slow
 @given(
     data=st.data(),
     events=streams(tools=True, reasoning=True, reasons=tuple(FinishReason)).map(with_arguments),

@@ -154,6 +154,7 @@ async def test_the_sandbox_holds(source: str, make: Make) -> None:
         await make(source).render(HI)
 
 
+@pytest.mark.slow
 async def test_a_template_that_is_no_template_refuses_chats(make: Make) -> None:
     template = make("{% for %}")
     with pytest.raises(InvalidRequest, match="template rejects"):
@@ -162,6 +163,7 @@ async def test_a_template_that_is_no_template_refuses_chats(make: Make) -> None:
         await template.render([])
 
 
+@pytest.mark.slow
 async def test_values_pass_unchanged(make: Make) -> None:
     template = make("{{ messages[0].content | tojson }}{{ bos }}{{ tools is none }}", {"bos": "<s>"})
     for value in ("🙂", "\u2028\0", [1, 1e300, None, True], {"ключ": 'a"b'}, 2**70):
@@ -170,6 +172,7 @@ async def test_values_pass_unchanged(make: Make) -> None:
     assert await template.render([{"role": "user", "content": "\ud800"}]) == '"?"<s>True', "a lone surrogate"
 
 
+@pytest.mark.slow
 async def test_a_long_chat_has_a_child_of_its_own(make: Make) -> None:
     template = make("{{ messages[0].content }}")
     long = "word " * 100_000
@@ -177,6 +180,7 @@ async def test_a_long_chat_has_a_child_of_its_own(make: Make) -> None:
     assert child_of(template) is None
 
 
+@pytest.mark.slow
 async def test_the_template_for_tools_is_used_with_tools(make: Make) -> None:
     template = make({"default": "plain", "tool_use": "{{ tools[0].function.name }}"})
     assert await template.render(HI) == "plain"
@@ -290,6 +294,7 @@ async def test_where_the_text_ends_and_the_clients_variables(options: TemplateOp
         template.close()
 
 
+@pytest.mark.slow
 async def test_a_message_that_is_not_rendered_cannot_be_continued() -> None:
     template = ChatTemplate("{{ messages[0].content }}")
     options = TemplateOptions(add_generation_prompt=False, continue_final_message=True)
@@ -300,6 +305,7 @@ async def test_a_message_that_is_not_rendered_cannot_be_continued() -> None:
         template.close()
 
 
+@pytest.mark.slow
 def test_the_template_says_what_it_takes() -> None:
     plain = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}{% if enable_thinking %}!{% endif %}")
     assert (plain.takes_system, plain.call_style) == (True, CallStyle())

@@ -98,6 +98,7 @@ runpy.run_path({script!r}, run_name="__main__")
 """
 
 
+@pytest.mark.slow
 async def test_the_start_of_a_process_does_not_count_as_decoding_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -153,6 +154,7 @@ def _arriving(child: Any) -> bool:
     return child._child is not None and len(child._child.stdout._buffer) > len(READY)
 
 
+@pytest.mark.slow
 async def test_a_decoded_image_holds_its_slot_while_it_is_used() -> None:
     """Two images are held at once; the third is decoded once one of them is released."""
     loader = ImageLoader(UNHURRIED)

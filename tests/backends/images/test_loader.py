@@ -97,6 +97,7 @@ async def test_a_broken_or_forbidden_file_is_refused(loader: ImageLoader, data: 
         await load(loader, [files.part(data)])
 
 
+@pytest.mark.slow
 async def test_an_image_at_the_limit_is_decoded(loader: ImageLoader) -> None:
     (image,) = await load(loader, [files.part(BOMB)])
     assert (image.width, image.height) == (4000, 4000)

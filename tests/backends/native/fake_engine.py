@@ -176,6 +176,7 @@ class FakeEngine:
 class FakeTransport:
     engine: FakeEngine
     connection: int
+    remote: bool = False
 
     def send(self, message: ToEngine) -> None:
         if self.connection in self.engine.connections:
@@ -189,9 +190,14 @@ class FakeTransport:
 
 
 def new_client(
-    engine: FakeEngine, *, heartbeat: float = 1.0, hung_after: float = 30.0, reconnect_timeout: float = 30.0
+    *engines: FakeEngine, heartbeat: float = 1.0, hung_after: float = 30.0, reconnect_timeout: float = 30.0
 ) -> EngineClient:
-    return EngineClient(engine.connect, heartbeat=heartbeat, hung_after=hung_after, reconnect_timeout=reconnect_timeout)
+    return EngineClient(
+        {str(number): engine.connect for number, engine in enumerate(engines)},
+        heartbeat=heartbeat,
+        hung_after=hung_after,
+        reconnect_timeout=reconnect_timeout,
+    )
 
 
 def ask(client: EngineClient, *lengths: int) -> InFlightRequest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -132,12 +131,15 @@ async def test_health_is_loading_until_the_image_processor_is_loaded(engine: Fak
 
 
 async def test_the_engine_state_is_the_latest_pong(backend: NativeBackend) -> None:
-    backend._client.pong = None
-    assert backend.engine_state is None
-    backend._client.pong = Pong(0, 3, 2, 6, 8, 1, 100, 64, drafts=5, draft_tokens=30, accepted_tokens=21)
-    assert backend.engine_state == EngineState(3, 2, 0.25, 1, 100, 64, drafts=5, draft_tokens=30, accepted_tokens=21)
-    backend._client.ready = None
-    assert backend.engine_state is None
+    (link,) = backend._client.links
+    link.pong = None
+    assert backend.engine_states == {"0": None}
+    link.pong = Pong(0, 3, 2, 6, 8, 1, 100, 64, drafts=5, draft_tokens=30, accepted_tokens=21)
+    assert backend.engine_states["0"] == EngineState(
+        3, 2, 0.25, 1, 100, 64, drafts=5, draft_tokens=30, accepted_tokens=21
+    )
+    link.ready = None
+    assert backend.engine_states == {"0": None}
 
 
 async def test_the_request_is_submitted_with_all_parameters(backend: NativeBackend, engine: FakeEngine) -> None:
@@ -442,26 +444,6 @@ async def test_a_folder_without_a_tokenizer(tmp_path: Any) -> None:
     backend = NativeBackend("native", {"model": str(tmp_path)}, connect=FakeEngine().connect)
     with pytest.raises(BackendUnavailable, match="tokenizer"):
         await backend.start()
-
-
-def test_the_command_for_a_shared_engine() -> None:
-    command = NativeBackend.engine_command({"model": "folder", "threads": 3}, Path("/run/engine"))
-    assert command is not None
-    assert command.arguments[1:5] == ("-m", "backends.native.engine.serving", "--socket", "/run/engine")
-    assert {"--model=folder", "--threads=3", "--prefix-caching"} <= set(command.arguments)
-    assert not command.warm
-    warm = NativeBackend.engine_command({"warm_engine": True}, Path("s"))
-    assert warm is not None
-    assert warm.warm
-    assert "--standby=imported" in warm.arguments
-    loaded = NativeBackend.engine_command({"warm_engine": "loaded"}, Path("s"))
-    assert loaded is not None
-    assert loaded.warm
-    assert "--standby=loaded" in loaded.arguments
-    assert NativeBackend.engine_command({"engine": "inprocess"}, Path("s")) is None
-    assert NativeBackend.engine_command({"socket": "/run/other"}, Path("s")) is None
-    with pytest.raises(msgspec.ValidationError, match="thread"):
-        NativeBackend.engine_command({"thread": 3}, Path("s"))
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])

@@ -52,9 +52,13 @@ async def test_random_cancels_leave_nothing_behind() -> None:
 
     await asyncio.gather(*map(leave, range(CANCELS)))
     assert not client.busy
-    await _until(lambda: client.pong is not None and (client.pong.running, client.pong.waiting) == (0, 0))
-    assert client.pong is not None
-    assert client.pong.free_blocks == client.pong.total_blocks
+    await _until(
+        lambda: (
+            client.links[0].pong is not None and (client.links[0].pong.running, client.links[0].pong.waiting) == (0, 0)
+        )
+    )
+    assert client.links[0].pong is not None
+    assert client.links[0].pong.free_blocks == client.links[0].pong.total_blocks
     assert len(asyncio.all_tasks()) <= tasks
     await backend.aclose()
 

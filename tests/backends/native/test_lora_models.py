@@ -104,8 +104,9 @@ async def test_speculation_changes_no_answer_with_lora_adapters_and_images(backe
             answers = await asyncio.gather(*(ask(speculating, name or None, **fields) for name in NAMES))
             assert [ids(answer) for answer in answers] == expected
         await asyncio.sleep(2 * HEARTBEAT)
-        assert speculating.engine_state is not None
-        assert speculating.engine_state.drafts > 0
+        state = speculating.engine_states["0"]
+        assert state is not None
+        assert state.drafts > 0
     finally:
         await speculating.aclose()
 

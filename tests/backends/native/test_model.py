@@ -143,11 +143,17 @@ async def test_a_grammar_that_grows_while_it_is_followed_is_the_clients_error(ba
 async def idle(backend: NativeBackend) -> None:
     """Wait until the engine reports that it is idle: after its current step, during which it answers pings."""
     client = backend._client
-    token = client.pong.token if client.pong else -1
-    await until(lambda: client.pong is not None and client.pong.token > token + 1 and not client.pong.running)
-    assert client.pong is not None
-    assert client.pong.waiting == 0
-    assert client.pong.free_blocks == client.pong.total_blocks
+    token = client.links[0].pong.token if client.links[0].pong else -1
+    await until(
+        lambda: (
+            client.links[0].pong is not None
+            and client.links[0].pong.token > token + 1
+            and not client.links[0].pong.running
+        )
+    )
+    assert client.links[0].pong is not None
+    assert client.links[0].pong.waiting == 0
+    assert client.links[0].pong.free_blocks == client.links[0].pong.total_blocks
     assert not client.busy
 
 

@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from backends.native.backend import NativeBackend
-from backends.native.options import NativeOptions, read_options
+from backends.native.options import NativeOptions, problems_of, read_options
 from backends.native.protocol.engine_options import EngineOptions
 
 LORA = {"support": "./lora/support"}
@@ -50,8 +50,7 @@ def test_present_names_are_read_without_a_warning() -> None:
 
 
 def test_the_former_name_reaches_a_shared_engine_process_too() -> None:
-    command = NativeBackend.engine_command({"adapters": LORA}, Path("socket"))
-    assert command is not None
+    (command,) = NativeBackend.engine_commands({"adapters": LORA}, Path("socket"))
     assert f"--lora-adapters={msgspec.json.encode(LORA).decode()}" in command.arguments
 
 
@@ -63,6 +62,10 @@ def test_the_former_name_reaches_a_shared_engine_process_too() -> None:
         ({"patience": 3.0, "reconnect_timeout": 3.0}, "`patience` is the former name of `reconnect_timeout`"),
         ({"adapters": 3}, "lora_adapters"),
         ({"adaptor": {}}, "unknown field `adaptor`"),
+        ({"engines": ["tcp://nowhere"]}, "no address of an engine"),
+        ({"engines": ["unix:///a", "unix:///a"]}, "twice"),
+        ({"replicas": 0}, "without an engine"),
+        ({"engine": "inprocess", "replicas": 2}, "no replicas"),
     ],
 )
 def test_wrong_options_are_rejected(given: dict[str, Any], message: str) -> None:
@@ -72,4 +75,23 @@ def test_wrong_options_are_rejected(given: dict[str, Any], message: str) -> None
 
 def test_the_engine_gets_its_own_options_only() -> None:
     options = read_options({"model": "folder", "heartbeat": 2.0, "max_sequences": 3})
-    assert options.engine_options == EngineOptions(model="folder", max_sequences=3)
+    assert options.own_engines == (EngineOptions(model="folder", max_sequences=3),)
+
+
+def test_engines_of_ones_own_and_engines_that_others_run() -> None:
+    assert [own.replica_number for own in read_options({"replicas": 2}).own_engines] == [0, 1]
+    assert read_options({"engines": ["tcp://a:1"]}).own_engines == ()
+    assert read_options({"socket": "/run/s"}).elsewhere == ("unix:///run/s",)
+    both = read_options({"engines": ["tcp://a:1"], "replicas": 1})
+    assert (len(both.own_engines), both.elsewhere) == (1, ("tcp://a:1",))
+
+
+def test_engines_over_tcp_need_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"engines": ["tcp://127.0.0.1:7000"]}
+    (problem,) = problems_of(options)
+    assert problem[0] == ("secret_env",)
+    monkeypatch.setenv("THE_SECRET", "too short")
+    (problem,) = problems_of({**options, "secret_env": "THE_SECRET"})
+    assert "has 9 characters" in problem[1]
+    monkeypatch.setenv("THE_SECRET", "long enough, is it")
+    assert list(problems_of({**options, "secret_env": "THE_SECRET"})) == []

@@ -61,6 +61,7 @@ async def order(proxied: bool, waiting: list[Generate], later: Generate, **limit
     return came
 
 
+@pytest.mark.slow
 @WAYS
 async def test_a_key_with_a_thousand_waiting_requests_delays_another_one_by_one(proxied: bool) -> None:
     came = await order(proxied, [from_key("greedy")] * 1000, from_key("other"))
@@ -68,6 +69,7 @@ async def test_a_key_with_a_thousand_waiting_requests_delays_another_one_by_one(
     assert came.index("other") - 3 <= 2
 
 
+@pytest.mark.slow
 @WAYS
 async def test_a_short_request_overtakes_long_ones_if_that_is_wanted(proxied: bool) -> None:
     waiting, short = [from_key("", 4000)] * 30, replace(from_key("short"), flow="")

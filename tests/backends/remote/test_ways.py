@@ -385,6 +385,7 @@ async def test_keys_take_turns_and_one_that_is_refused_rests(monkeypatch: pytest
     assert len(tried) == 9  # six answers, two refusals, and one when no other key was left
 
 
+@pytest.mark.slow
 async def test_cancelled_requests_leave_no_connection_behind() -> None:
     def begins(asked: Asked) -> tuple[Step, ...]:
         return (response(b"{}"),) if asked.line.startswith("GET") else (STREAM,)

@@ -64,6 +64,7 @@ def test_other_forms_say_the_same(database: Path, tmp_path: Path) -> None:
     assert [json.loads(line)["request_id"] for line in records] == ["r4", "r3"]
 
 
+@pytest.mark.slow
 def test_parquet_needs_a_file(database: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason=missing("pyarrow"))
     assert run(database, "--format", "parquet").exit_code == 2

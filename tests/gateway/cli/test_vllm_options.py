@@ -31,6 +31,7 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     "--enable-auto-tool-choice --tool-call-parser hermes": ({"tool_format": "hermes"}, ""),
     "--tool-call-parser unheard": ({}, "--tool-call-parser has no effect: the model's chat template tells"),
     "--tensor-parallel-size 1": ({}, ""),
+    "--data-parallel-size 2": ({"replicas": 2}, ""),
     "-tp 1": ({}, ""),
     "--gpu-memory-utilization 0.9": ({}, "--gpu-memory-utilization has no effect: the KV cache"),
     "--quantization awq": ({}, "--quantization has no effect: the model's folder says"),

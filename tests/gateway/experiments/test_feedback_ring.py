@@ -97,6 +97,7 @@ def _be_killed_while_counting(folder: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_value_that_a_killed_process_was_counting_is_not_stored(tmp_path: Path) -> None:
     ring = FeedbackRing(tmp_path, 0)
     ring.note(NAME, SOMEBODY)

@@ -22,13 +22,18 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "completions": ("/v1/completions", {"model": "chat", "prompt": SECRET}),
     "responses": ("/v1/responses", {"model": "chat", "input": SECRET}),
     "anthropic": ("/v1/messages", {"model": "chat", "messages": MESSAGES, "max_tokens": 99}),
+    "gemini": ("/v1beta/models/chat:generateContent", {"contents": [{"parts": [{"text": SECRET}]}]}),
     "ollama": ("/api/chat", {"model": "chat", "messages": MESSAGES, "stream": False}),
     "tgi": ("/generate", {"inputs": SECRET}),
     "tgi compat": ("/", {"inputs": SECRET}),
     "triton": ("/v2/models/chat/generate", {"text_input": SECRET}),
     "databricks": ("/serving-endpoints/chat/invocations", {"messages": MESSAGES}),
 }
-STREAMS = {"tgi": "/generate_stream", "triton": "/v2/models/chat/generate_stream"}
+STREAMS = {
+    "gemini": "/v1beta/models/chat:streamGenerateContent",
+    "tgi": "/generate_stream",
+    "triton": "/v2/models/chat/generate_stream",
+}
 
 
 def config(**options: Any) -> Config:

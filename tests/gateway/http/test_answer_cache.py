@@ -11,12 +11,15 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from adapters.base import Call, Route
+from adapters.openai.server import OpenAIServer
 from backends.scripted import ScriptedBackend
 from gateway.access.keys_file import keys_file, new_key
 from gateway.app import create_app
 from gateway.config import Cache, Config, Endpoint, ServedEntity, ServerSection, wrong_endpoint
-from gateway.storage import answer_cache
-from gateway.storage.answer_cache import AnswerCache, CachedAnswer
+from gateway.storage import answer_cache, decoded_requests
+from gateway.storage.answer_cache import AnswerCache, AnswerMemory, CachedAnswer
+from schemas.catalog import Catalog
 from schemas.ir import Generate, Origin, Sampling, TextPrompt
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -70,9 +73,11 @@ async def serving(
 async def test_the_same_request_gets_the_same_bytes(protocol: str) -> None:
     path, body = REQUESTS[protocol]
     async with serving() as (client, backend):
-        first, second = [await client.post(path, json=body) for _ in range(2)]
+        # From the third on, the request is not decoded again.
+        first, second, third, fourth = [await client.post(path, json=body) for _ in range(4)]
     assert first.status_code == 200
-    assert second.content == first.content != b""
+    assert second.content == third.content == fourth.content == first.content != b""
+    assert third.headers["x-request-id"] != fourth.headers["x-request-id"]
     assert second.headers["content-type"] == first.headers["content-type"]
     assert [each.headers["cache-status"] for each in (first, second)] == ["interlingua; fwd=miss", "interlingua; hit"]
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
@@ -126,6 +131,48 @@ async def test_keys_get_each_others_answers_only_if_they_are_shared(tmp_path: Pa
     assert backend.asked == asked
 
 
+async def test_a_repeated_request_is_decoded_twice_and_never_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    decode = OpenAIServer.decode
+
+    def count(self: OpenAIServer, route: Route, body: bytes, call: Call) -> Any:
+        decoded.append(body)
+        return decode(self, route, body, call)
+
+    monkeypatch.setattr(OpenAIServer, "decode", count)
+    chat, body = "/v1/chat/completions", {"model": "chat", "messages": MESSAGES} | GREEDY
+    async with serving() as (client, _):
+        for _ in range(5):
+            await client.post(chat, json=body, headers={"user-agent": str(len(decoded))})
+        assert len(decoded) == 2, "when it is asked, and when its answer is first found"
+        await client.post(chat, json=body | {"user": "ann"})
+        await client.post(chat, json=body, headers={"x-unknown": "1"})
+        await client.post(chat, json=body | {"temperature": 1})
+        assert len(decoded) == 5
+        wrong = [await client.post(chat, json={"model": "chat"}) for _ in range(3)]
+    assert [each.status_code for each in wrong] == [400] * 3
+    assert len(decoded) == 8
+
+
+def test_decoded_requests_are_forgotten_with_their_catalog_and_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoded_requests, "_MOST_BYTES", 64 * 5000)
+    known, catalog = decoded_requests.DecodedRequests(), Catalog({})
+
+    def request(size: int) -> Generate:
+        origin = Origin("openai", "openai", "chat", b"x" * size)
+        return Generate(id="1", model="m", prompts=(TextPrompt("Hi"),), origin=origin)
+
+    assert known.get((0,), catalog) is None
+    for number in range(100):
+        known.put((number,), request(904))
+        assert known.get((0,), catalog) is not None  # it is used
+    assert sum(known.get((number,), catalog) is not None for number in range(100)) == 64
+    known.put(("large",), request(50_000))
+    assert known.get(("large",), catalog) is None
+    assert known.get((0,), Catalog({})) is None
+    assert known.get((0,), catalog) is None
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_broken_answer_is_not_kept(stream: bool) -> None:
     body = {"model": "chat", "messages": MESSAGES, "stream": stream} | GREEDY
@@ -153,8 +200,18 @@ async def test_an_endpoint_without_a_cache_says_nothing_of_one() -> None:
     assert backend.asked == 2
 
 
-def test_old_and_large_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = AnswerCache(Cache(ttl=10, max_bytes=65536))
+@pytest.mark.parametrize(("choices", "stream", "asked"), [(1, False, 1), (3, False, 2), (1, True, 2)])
+async def test_an_answer_that_fills_much_of_the_cache_is_not_kept(choices: int, stream: bool, asked: int) -> None:
+    messages = [{"role": "user", "content": "x" * 5000}]
+    async with serving(Cache(max_bytes=65536), model="echo") as (client, backend):
+        for _ in range(2):
+            body = {"model": "chat", "messages": messages, "stream": stream, "n": choices} | GREEDY
+            assert b"x" in (await client.post("/v1/chat/completions", json=body)).content
+    assert backend.asked == asked
+
+
+async def test_old_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = AnswerMemory(Cache(ttl=10, max_bytes=65536))
     now = 0.0
     monkeypatch.setattr(answer_cache, "monotonic", lambda: now)
 
@@ -162,14 +219,12 @@ def test_old_and_large_answers_are_forgotten(monkeypatch: pytest.MonkeyPatch) ->
         return CachedAnswer("text/plain", (), b"x" * size, None, ())
 
     for number in range(100):
-        cache.put(b"%d" % number, answer(1024))
-        assert cache.get(b"0") is not None or number > 30  # it is used, until it is the last one's turn
-    known = sum(cache.get(b"%d" % number) is not None for number in range(100))
+        await cache.put(b"%d" % number, answer(1024))
+        assert await cache.get(b"0") is not None or number > 30  # it is used, until it is the last one's turn
+    known = sum([await cache.get(b"%d" % number) is not None for number in range(100)])
     assert known == 65536 // (1024 + answer_cache._OVERHEAD)
-    cache.put(b"large", answer(65536 // 16 + 1))
-    assert cache.get(b"large") is None
     now = 10.0
-    assert all(cache.get(b"%d" % number) is None for number in range(100))
+    assert not any([await cache.get(b"%d" % number) for number in range(100)])
     assert cache._size == 0
 
 

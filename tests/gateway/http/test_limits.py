@@ -63,6 +63,11 @@ LIMITED: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
         {"anthropic-ratelimit-requests-limit": "1", "anthropic-ratelimit-requests-remaining": "0"},
     ),
     "databricks": ("/serving-endpoints/chat/invocations", {"messages": MESSAGES}, {"x-ratelimit-limit-requests": "1"}),
+    "gemini": (
+        "/v1beta/models/chat:generateContent",
+        {"contents": [{"parts": [{"text": "Hi"}]}]},
+        {"x-ratelimit-limit-requests": "1"},
+    ),
     "ollama": ("/api/chat", {"model": "chat", "messages": MESSAGES}, {"x-ratelimit-limit-requests": "1"}),
     "tgi": ("/generate", {"inputs": "Hi"}, {"x-ratelimit-limit-requests": "1"}),
     "triton": ("/v2/models/chat/generate", {"text_input": "Hi"}, {"x-ratelimit-limit-requests": "1"}),
@@ -158,6 +163,7 @@ def test_the_file_holds_no_key_and_only_its_owner_reads_it(file: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 async def test_the_admin_api_makes_lists_and_revokes(file: Path) -> None:
     admin = bearer(new_key(keys_file(file), "root", roles=("admin",)))
     async with running(application(file)) as client:

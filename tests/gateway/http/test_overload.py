@@ -22,6 +22,7 @@ def connected(port: int) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
 
 
+@pytest.mark.slow
 async def test_a_full_server_refuses_before_it_has_the_body() -> None:
     app, _ = scripted("hang", server=ServerSection(limits=Limits(max_concurrent_requests=1)))
     async with listening(app) as port, connected(port) as client:
@@ -59,6 +60,7 @@ async def test_a_deadline_is_a_number_of_seconds(value: str) -> None:
     assert answer.status_code == 400
 
 
+@pytest.mark.slow
 async def test_under_load_no_key_takes_the_places_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "greedy,modest")
     server = ServerSection(keys_env="KEYS", limits=Limits(max_concurrent_requests=8))

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -53,7 +55,7 @@ class Received:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        return {each.key: _value(each.value) for each in self.span.attributes}
+        return attributes_of(self.span)
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Collector:
     """What was received; of metrics, each message by the names of its metrics."""
 
     metrics: list[dict[str, Metric]] = field(default_factory=list)
+    logs: list[LogRecord] = field(default_factory=list)
     spans: list[Received] = field(default_factory=list)
     port: int = 0
 
@@ -71,6 +74,10 @@ class Collector:
     def named(self, name: str) -> Received:
         (found,) = [span for span in self.spans if span.name == name]
         return found
+
+
+def attributes_of(sent: Span | LogRecord) -> dict[str, Any]:
+    return {each.key: _value(each.value) for each in sent.attributes}
 
 
 def _value(value: AnyValue) -> Any:
@@ -92,6 +99,9 @@ def collector() -> Iterator[Collector]:
             if self.path == "/v1/metrics":
                 (sent,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
                 made.metrics.append({metric.name: metric for metric in sent.scope_metrics[0].metrics})
+            elif self.path == "/v1/logs":
+                for logs in ExportLogsServiceRequest.FromString(body).resource_logs:
+                    made.logs += [record for scope in logs.scope_logs for record in scope.log_records]
             else:
                 assert self.path == "/v1/traces"
                 self._take_spans(body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, generate_latest
 
 from backends.base import EngineState
@@ -10,7 +12,7 @@ from gateway.observability.engine_metrics import EngineCollector
 
 
 class Engine(ScriptedBackend):
-    engine_state: EngineState | None = None
+    engine_states: Mapping[str, EngineState | None] = {}
 
 
 def exposed(models: dict[str, str], **backends: ScriptedBackend) -> list[str]:
@@ -21,19 +23,21 @@ def exposed(models: dict[str, str], **backends: ScriptedBackend) -> list[str]:
 
 def test_an_engine_has_metrics_under_vllms_names() -> None:
     engine = Engine("local")
-    engine.engine_state = EngineState(3, 2, 0.25, 1, 100, 64, 0.5, 4096, 5, 30, 21)
+    engine.engine_states = {"0": EngineState(3, 2, 0.25, 1, 100, 64, 0.5, 4096, 5, 30, 21), "1": None}
     assert exposed({"local": "chat"}, local=engine, scripted=ScriptedBackend("scripted")) == [
-        'vllm:num_requests_running{backend="local",model_name="chat"} 3.0',
-        'vllm:num_requests_waiting{backend="local",model_name="chat"} 2.0',
-        'vllm:kv_cache_usage_perc{backend="local",model_name="chat"} 0.25',
-        'gw_engine_kv_cache_touched_perc{backend="local",model_name="chat"} 0.5',
-        'gw_engine_resident_memory_bytes{backend="local",model_name="chat"} 4096.0',
-        'vllm:num_preemptions_total{backend="local",model_name="chat"} 1.0',
-        'vllm:prefix_cache_queries_total{backend="local",model_name="chat"} 100.0',
-        'vllm:prefix_cache_hits_total{backend="local",model_name="chat"} 64.0',
-        'vllm:spec_decode_num_drafts_total{backend="local",model_name="chat"} 5.0',
-        'vllm:spec_decode_num_draft_tokens_total{backend="local",model_name="chat"} 30.0',
-        'vllm:spec_decode_num_accepted_tokens_total{backend="local",model_name="chat"} 21.0',
+        'vllm:num_requests_running{backend="local",engine="0",model_name="chat"} 3.0',
+        'vllm:num_requests_waiting{backend="local",engine="0",model_name="chat"} 2.0',
+        'vllm:kv_cache_usage_perc{backend="local",engine="0",model_name="chat"} 0.25',
+        'gw_engine_kv_cache_touched_perc{backend="local",engine="0",model_name="chat"} 0.5',
+        'gw_engine_resident_memory_bytes{backend="local",engine="0",model_name="chat"} 4096.0',
+        'vllm:num_preemptions_total{backend="local",engine="0",model_name="chat"} 1.0',
+        'vllm:prefix_cache_queries_total{backend="local",engine="0",model_name="chat"} 100.0',
+        'vllm:prefix_cache_hits_total{backend="local",engine="0",model_name="chat"} 64.0',
+        'vllm:spec_decode_num_drafts_total{backend="local",engine="0",model_name="chat"} 5.0',
+        'vllm:spec_decode_num_draft_tokens_total{backend="local",engine="0",model_name="chat"} 30.0',
+        'vllm:spec_decode_num_accepted_tokens_total{backend="local",engine="0",model_name="chat"} 21.0',
+        'gw_engine_up{backend="local",engine="0",model_name="chat"} 1.0',
+        'gw_engine_up{backend="local",engine="1",model_name="chat"} 0.0',
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from backends.base import EngineState, Health
@@ -11,7 +13,7 @@ from gateway.observability.metrics import Metrics
 
 
 class Engine:
-    engine_state: EngineState | None = EngineState(1, 2, 0.5, 0, 100, 50)
+    engine_states: Mapping[str, EngineState | None] = {"s": EngineState(1, 2, 0.5, 0, 100, 50)}
 
 
 def test_a_point_is_what_was_counted_since_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +32,7 @@ def test_a_point_is_what_was_counted_since_the_one_before(monkeypatch: pytest.Mo
         metrics.time_to_first_token.observe(("chat", "a", "s"), 0.07)
     metrics.attempts.add(("s", "timeout"), 3)
     metrics.retries.add(("s",), 2)
-    engine.engine_state = EngineState(3, 4, 0.25, 1, 300, 100, resident_bytes=7)
+    engine.engine_states = {"s": EngineState(3, 4, 0.25, 1, 300, 100, resident_bytes=7)}
     now += 1
     figures.look(health)
     assert not figures.points

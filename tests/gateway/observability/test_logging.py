@@ -36,6 +36,7 @@ def logged(level: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in run.stderr.splitlines()]
 
 
+@pytest.mark.slow
 def test_events_are_json_lines_without_secrets() -> None:
     finished, failed = logged("info")
     assert finished["event"] == "request.finished"

@@ -74,5 +74,5 @@ def test_one_worker_sends_for_all_and_another_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_collector_that_is_away_keeps_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.observability.metrics_sender._SHUTDOWN", 0.05)
+    monkeypatch.setattr("gateway.observability.otlp.SHUTDOWN", 0.05)
     MetricsSender(Telemetry(endpoint="http://127.0.0.1:1"), counted(None).registry, None).close()

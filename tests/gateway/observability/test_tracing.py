@@ -164,7 +164,7 @@ async def test_variables_of_opentelemetry_are_enough(monkeypatch: pytest.MonkeyP
 async def test_a_collector_in_trouble_slows_nobody(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
-    monkeypatch.setattr("gateway.observability.tracing._SHUTDOWN", 0.05)
+    monkeypatch.setattr("gateway.observability.otlp.SHUTDOWN", 0.05)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         if kind == "hangs":  # the kernel accepts, and nobody reads
@@ -211,13 +211,17 @@ def test_metrics_are_sent_where_somebody_asks_for_them(
     settings: Telemetry | None, environment: dict[str, str], wanted: bool
 ) -> None:
     assert is_wanted("metrics", settings, environment) is wanted
+    # Logs are, in the same way.
+    for_logs = {name.replace("METRICS", "LOGS"): value for name, value in environment.items()}
+    telemetry = None if settings is None else Telemetry(logs=settings.metrics)
+    assert is_wanted("logs", telemetry, for_logs) is wanted
 
 
 def test_variables_without_the_extra_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.observability.telemetry.is_installed", lambda: False)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     with structlog.testing.capture_logs() as logs:
-        assert start(None, Metrics({})) == (None, None)
+        assert start(None, Metrics({})) == (None, None, None)
     assert [(entry["event"], entry["why"]) for entry in logs] == [("telemetry.not_started", MISSING)]
 
 

@@ -60,6 +60,7 @@ def test_folders_of_others_are_left_alone(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"interlingua-unlocked", "interlingua-link", "elsewhere"}
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_stops_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     owner = subprocess.run([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, check=False)
     worker = int(owner.stdout)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.native.engine.attention import cpu_decode, reference
+from backends.native.engine.attention import accelerated, cpu_decode, reference
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Kernel
 from backends.native.engine.attention.kv_cache import LayerCache
 
@@ -32,9 +32,10 @@ class AttentionKernel:
 
 
 CPU_PAGED = AttentionKernel("cpu_paged", cpu_decode.supports, cpu_decode.paged_kernel)
+TRITON_PAGED = AttentionKernel("triton_paged", accelerated.supports, accelerated.paged_kernel)
 REFERENCE = AttentionKernel("reference", lambda *_: True, reference.reference_kernel)
 
-KERNELS: tuple[AttentionKernel, ...] = (CPU_PAGED, REFERENCE)
+KERNELS: tuple[AttentionKernel, ...] = (CPU_PAGED, TRITON_PAGED, REFERENCE)
 """In order of preference; the last supports everything."""
 
 

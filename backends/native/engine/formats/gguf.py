@@ -8,9 +8,10 @@ header of a file with a large vocabulary for half a minute.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,18 +20,36 @@ from torch import Tensor
 from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.gguf_header import Tensor as Place
 from backends.native.checkpoints.gguf_header import read_header
+from backends.native.engine.kernels.block_product import KINDS, Blocks
 
 # Tensors that a model does not have: what they say is in its configuration.
 _IN_CONFIG = re.compile(r"^rope_freqs\.weight$|\.attn_rot_embd$|\.rope_freqs$")
 
 
-def read_gguf(file: Path, model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Read all tensors of a model, by their names in transformers.
+Keep = Callable[[Any], bool]
+"""Whether the weight of a module may stay in blocks."""
+
+
+class Weights(NamedTuple):
+    """A model's weights by their names in transformers.
+
+    Attributes:
+        tensors: all of them; of one that is in `blocks` a placeholder that has its shape and takes no memory.
+        blocks: those that stay in the file's blocks.
+    """
+
+    tensors: dict[str, Tensor]
+    blocks: dict[str, Blocks]
+
+
+def read_gguf(file: Path, model: Any, dtype: torch.dtype, keep: Keep | None = None) -> Weights:
+    """Read all tensors of a model.
 
     Args:
         file: the model's only or first file.
         model: a model of transformers with the file's configuration, on `meta`.
         dtype: of the tensors.
+        keep: of which modules weights stay in blocks if they can; None: of none.
 
     Raises:
         CheckpointError: the file is damaged, or has tensors that the model has no place for.
@@ -40,8 +59,13 @@ def read_gguf(file: Path, model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     processor = _processor(model, header.architecture)
     names = _names(model, processor)
     made: dict[str, Any] = {"tensors": {}}
+    kept: dict[str, Blocks] = {}
     unused = []
     for place in header.tensors.values():
+        found = _keep(place, model, processor, names, keep) if keep is not None else None
+        if found is not None:
+            name, kept[name] = names[place.name], found
+            continue
         values = _values(place)
         result = processor.process(weights=values, name=place.name, tensor_key_mapping=names, parsed_parameters=made)
         if result.name in names:
@@ -51,8 +75,38 @@ def read_gguf(file: Path, model: Any, dtype: torch.dtype) -> dict[str, Tensor]:
     if unused:
         # transformers would leave them out silently: the answers of a model without its biases are noise.
         raise CheckpointError(f"{file} has {len(unused)} tensors that {type(model).__name__} does not: {unused[0]} ...")
-    tensors: dict[str, Tensor] = made["tensors"]
-    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    tensors = {name: tensor.to(dtype) for name, tensor in made["tensors"].items()}
+    nothing = torch.zeros((), dtype=dtype)
+    tensors |= {name: nothing.expand(found.outputs, found.inputs) for name, found in kept.items()}
+    return Weights(tensors, kept)
+
+
+def _keep(place: Place, model: Any, processor: Any, names: dict[str, str], keep: Keep) -> Blocks | None:
+    """The blocks of a weight, in transformers' order of outputs; None if it must be expanded."""
+    name = names.get(place.name, "")
+    layer, _, parameter = name.rpartition(".")
+    if place.kind not in KINDS or parameter != "weight" or not keep(model.get_submodule(layer)):
+        return None
+    order = _order(place, processor, names)
+    if order is None:
+        return None
+    stored = np.memmap(place.file, np.uint8, mode="r", offset=place.start, shape=(place.size,))
+    return Blocks.of(place.kind, torch.from_numpy(np.asarray(stored).reshape(place.shape[0], -1)[order]))
+
+
+def _order(place: Place, processor: Any, names: dict[str, str]) -> Any:
+    """Where the file has each output of a weight; None if a processor does more to it than to order its outputs."""
+    numbers = np.arange(place.shape[0], dtype=np.float32)
+    try:
+        # The numbers of the outputs take the place of the weights: a column, since each output is moved as a whole.
+        result = processor.process(
+            weights=numbers[:, None], name=place.name, tensor_key_mapping=names, parsed_parameters={"tensors": {}}
+        )
+        order = result.weights[:, 0].astype(np.int64)
+    except (ValueError, IndexError, KeyError):  # a processor that needs the whole matrix
+        return None
+    moved = result.weights.shape == (len(numbers), 1) and (np.sort(order) == numbers).all()
+    return order if moved and result.name == place.name else None
 
 
 def tensor_names(model: Any, architecture: str) -> dict[str, str]:

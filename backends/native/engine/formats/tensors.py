@@ -9,24 +9,26 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
 
 from backends.native.checkpoints.folder import read_json
 from backends.native.checkpoints.gguf_header import read_header
 from backends.native.checkpoints.layout import gguf_of
 from backends.native.checkpoints.quantization import bits_of, method_of, read_quantization
-from backends.native.engine.formats.gguf import read_gguf
+from backends.native.engine.formats.gguf import Keep, Weights, read_gguf
 from backends.native.engine.formats.quantized import FORMATS, read_quantized
 
 
-def read_tensors(folder: Path, config: Any, auto_class: Any, dtype: torch.dtype) -> dict[str, Tensor] | None:
-    """The tensors of a model by their names in transformers; None if transformers can read the folder itself.
+def read_weights(
+    folder: Path, config: Any, auto_class: Any, dtype: torch.dtype, keep: Keep | None = None
+) -> Weights | None:
+    """The weights of a model; None if transformers can read the folder itself.
 
     Args:
         folder: the checkpoint.
         config: its configuration.
         auto_class: the class of transformers that would load it.
         dtype: of the tensors.
+        keep: of which modules weights of a GGUF file stay in its blocks if they can; None: of none.
 
     Raises:
         backends.native.checkpoints.errors.CheckpointError: they cannot be read.
@@ -34,9 +36,9 @@ def read_tensors(folder: Path, config: Any, auto_class: Any, dtype: torch.dtype)
     if (file := gguf_of(folder)) is not None:
         with torch.device("meta"):
             skeleton = model_class(auto_class, config)(copy.deepcopy(config))
-        return read_gguf(file, skeleton, dtype)
+        return read_gguf(file, skeleton, dtype, keep)
     quantization = _quantization(folder)
-    return None if quantization is None else read_quantized(folder, quantization, dtype)
+    return None if quantization is None else Weights(read_quantized(folder, quantization, dtype), {})
 
 
 def plain(config: Any) -> Any:

@@ -50,6 +50,14 @@ LIBRARIES: dict[str, Library] = {
             _for_dtypes("gemv", *[_POINTER] * 4, *[_LONG] * 3, _INT),
         ),
         Library(
+            "block_product",
+            "GGUF files take three to seven times the memory, decode of one sequence is 2x to 3x slower",
+            _for_dtypes("multiply_blocks", *[_POINTER] * 2, _LONG, *[_POINTER] * 3, *[_LONG] * 2, _INT)
+            | _for_dtypes("multiply_blocks_in_team", *[_POINTER] * 2, _LONG, *[_POINTER] * 3, *[_LONG] * 2)
+            | _for_dtypes("expand_blocks", _POINTER, *[_LONG] * 2, _POINTER, _LONG, _INT)
+            | _for_dtypes("look_up_blocks", *[_POINTER] * 2, _LONG, _POINTER, _LONG),
+        ),
+        Library(
             "fused_norm",
             "RMS norms take 2x to 3x as long, decode of one sequence is about 1.1x slower",
             _for_dtypes("rms_norm", *[_POINTER] * 3, *[_LONG] * 2, _FLOAT, _INT),
@@ -68,7 +76,7 @@ LIBRARIES: dict[str, Library] = {
         Library(
             "fused_decoder_layer",
             "decode of up to 64 sequences on several threads is 1.2x to 1.5x slower",
-            _for_dtypes("decoder_layer", *[_POINTER] * 12),
+            _for_dtypes("decoder_layer", *[_POINTER] * 13),
         ),
         Library(
             "cpu_decode",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from backends.native.engine.attention.interface import (
     AttentionMetadata,
@@ -26,7 +26,7 @@ from backends.native.engine.attention.interface import (
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.kernels.jit import Function, typed_function
-from backends.native.engine.layers.fusion import Projections, alike
+from backends.native.engine.layers.fusion import Projections, alike, dtype_on_cpu, is_linear
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _NORMS = ("q_norm", "k_norm")
@@ -65,9 +65,12 @@ class FusedAttention(Projections):
             longest: the most tokens of a sequence.
             join: whether its linear layers may be joined.
         """
-        if not _is_made_of_heads(module) or chunk_of(module) is not None or module.q_proj.weight.device.type != "cpu":
+        if not _is_made_of_heads(module) or chunk_of(module) is not None:
             return None
-        compiled = typed_function("fused_attention", "rotate_and_store", module.q_proj.weight.dtype)
+        dtype = dtype_on_cpu(module.q_proj)
+        if dtype is None:
+            return None
+        compiled = typed_function("fused_attention", "rotate_and_store", dtype)
         if compiled is None:
             return None
         try:
@@ -159,14 +162,14 @@ def _probe(called: Any, module: Any, longest: int) -> _AttentionCall:
     one so large that a clamp shows, and one so small that a norm's epsilon counts.
     """
     draw = torch.Generator().manual_seed(0)
-    weight, width = module.q_proj.weight, module.head_dim
+    dtype, width = dtype_on_cpu(module.q_proj), module.head_dim
     # 1e3: OLMo's `clip_qkv` would show. 1e-3: the mean square is then close to usual epsilons (1e-6).
-    hidden = torch.randn(1, 3, weight.shape[1], generator=draw) * torch.tensor([[[1.0], [1e3], [1e-3]]])
+    hidden = torch.randn(1, 3, module.q_proj.in_features, generator=draw) * torch.tensor([[[1.0], [1e3], [1e-3]]])
     # Random angles up to 2 pi, the same in both halves: the convention of `rotate_half`. A module that pairs neighbours
     # instead (GPT-J, GLM) gives other queries.
     angles = torch.rand(1, 3, width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
     # The kernel returns fixed numbers, so both modules' outputs compare their output projections alone.
-    attended = torch.randn(3, module.q_proj.out_features // width, width, generator=draw).to(weight.dtype)
+    attended = torch.randn(3, module.q_proj.out_features // width, width, generator=draw).to(dtype)
     calls: list[_AttentionCall] = []
 
     def kernel(
@@ -185,8 +188,8 @@ def _probe(called: Any, module: Any, longest: int) -> _AttentionCall:
     with running(Forward(KVCache(1, 3), metadata, kernel)):
         # All arguments that decoder layers of transformers pass; modules take what they know and ignore the rest.
         output, _ = called(
-            hidden_states=hidden.to(weight.dtype),
-            position_embeddings=(angles.cos().to(weight.dtype), angles.sin().to(weight.dtype)),
+            hidden_states=hidden.to(dtype),
+            position_embeddings=(angles.cos().to(dtype), angles.sin().to(dtype)),
             attention_mask=None,
             position_ids=positions,
             cache_position=positions[0],
@@ -201,8 +204,7 @@ def _is_made_of_heads(module: Any) -> bool:
     """Whether the module has the parts, and the parts the widths, that the compiled pass reads without checks."""
     linears = [getattr(module, name, None) for name in _PROJECTIONS]
     width = getattr(module, "head_dim", None)
-    # `type is`, not `isinstance`: a subclass may compute something else, and the joined layer would drop it.
-    if not all(type(linear) is nn.Linear for linear in linears) or not isinstance(width, int):
+    if not all(is_linear(linear) for linear in linears) or not isinstance(width, int):
         return False
     if not hasattr(module, "layer_idx") or not hasattr(module, "o_proj"):
         return False
@@ -222,5 +224,5 @@ def _is_head_norm(norm: Any, module: Any, like: Any) -> bool:
         same
         and weight is not None
         and weight.shape == (module.head_dim,)
-        and weight.dtype == module.q_proj.weight.dtype
+        and weight.dtype == dtype_on_cpu(module.q_proj)
     )

@@ -2,9 +2,9 @@
 
 Strategy: in decode, waking threads for each of a layer's norms, products, attention and gate takes longer than some of
 them do. The compiled code (`src/fused_decoder_layer.cpp`) wakes them once a layer. A decoder layer is replaced if all
-its parts were replaced by ours (`fuse_model`), its linear layers are packed in the order of the skinny GEMM, and
-it gives the same output and the same cache as its parts one after the other. Steps that hold prompts, or more than 64
-sequences, or run under another attention kernel go through the layer's parts.
+its parts were replaced by ours (`fuse_model`), its linear layers are in blocks or packed in the order of the skinny
+GEMM, and it gives the same output and the same cache as its parts one after the other. Steps that hold prompts, or more
+than 64 sequences, or run under another attention kernel go through the layer's parts.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.attention.registry import CPU_PAGED, best_kernel, find_kernel
 from backends.native.engine.kernels.gemv import MAX_ROWS
 from backends.native.engine.kernels.jit import Function, typed_function
+from backends.native.engine.layers.block_linear import BlockLinear
 from backends.native.engine.layers.fused_attention import FusedAttention, rotary_tables
 from backends.native.engine.layers.fused_mlp import FusedMLP
 from backends.native.engine.layers.fused_norm import FusedNorm
@@ -34,10 +35,18 @@ _PARTS = {
     "post_attention_layernorm": FusedNorm,
     "mlp": FusedMLP,
 }
-# In the order of the C struct: 12 pointers, 7 longs, 4 floats. Each group is aligned as C aligns it.
+
+
+class _Linear(ctypes.Structure):
+    """A linear layer: `Linear` of `src/fused_decoder_layer.cpp`."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p), ("parts", ctypes.c_long))
+
+
+# In the order of the C struct: 4 structs, 5 pointers, 7 longs, 4 floats. Each group is aligned as C aligns it.
 _LAYER = {
-    "norm qkv qkv_bias query_norm key_norm out out_bias": ctypes.c_void_p,
-    "second_norm gate_up gate_up_bias down down_bias": ctypes.c_void_p,
+    "qkv out gate_up down": _Linear,
+    "norm second_norm query_norm key_norm multiply_blocks": ctypes.c_void_p,
     "width heads key_heads head_width inner window gelu": ctypes.c_long,
     "epsilon second_epsilon head_epsilon scale": ctypes.c_float,
 }
@@ -46,7 +55,7 @@ _LAYER = {
 class _Layer(ctypes.Structure):
     """A layer's weights and sizes: `Layer` of `src/fused_decoder_layer.cpp`."""
 
-    _fields_ = tuple((name, kind) for names, kind in _LAYER.items() for name in names.split())  # type: ignore[misc]
+    _fields_ = tuple((name, kind) for names, kind in _LAYER.items() for name in names.split())
 
 
 class FusedDecoderLayer(nn.Module):
@@ -70,7 +79,10 @@ class FusedDecoderLayer(nn.Module):
         # Scratch numbers a row, as the compiled code lays them out: normed, then the larger of both joined projections,
         # which are never needed together, then attended, then gated.
         joined = max(attention.qkv_proj.out_features, 2 * inner)
+        widest = max(len(layer.input_layernorm.weight), attention.o_proj.in_features, inner)
         self._scratch_width = len(layer.input_layernorm.weight) + joined + attention.o_proj.in_features + inner
+        # In float32, for what weights in blocks are multiplied with: the compiled product takes nothing else.
+        self._room_width = 0 if dtype == torch.float32 else widest
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the model's own layer, which model code may read."""
@@ -88,9 +100,8 @@ class FusedDecoderLayer(nn.Module):
         attention, mlp = layer.self_attn, layer.mlp
         linears = [getattr(attention, "qkv_proj", None), attention.o_proj]
         linears += [getattr(mlp, "gate_up_proj", None), mlp.down_proj]
-        # Quantized layers, and layers that LoRA keeps separate, end here: the compiled code multiplies packed weights
-        # only.
-        if any(type(linear) is not PackedLinear or linear.skinny_gemm is None for linear in linears):
+        # Quantized layers, and layers that LoRA keeps separate, end here.
+        if not all(_is_compiled(linear) for linear in linears):
             return None
         weight = layer.input_layernorm.weight
         if find_kernel(weight.device, weight.dtype, attention.params) is not CPU_PAGED or attention.width > MAX_WIDTH:
@@ -113,7 +124,7 @@ class FusedDecoderLayer(nn.Module):
         rows, width = hidden.shape[1], self._like.shape[2]
         cosines, sines = rotary_tables(given["position_embeddings"], rows, width, hidden.dtype)
         self._compute(
-            # Nine addresses of this step, one of the scratch memory, and one of the step's sizes (`Step` of the C++).
+            # Nine addresses of this step, two of memory for it, and one of its sizes (`Step` of the C++).
             ctypes.addressof(self._description),
             hidden.data_ptr(),
             cosines.data_ptr(),
@@ -124,7 +135,8 @@ class FusedDecoderLayer(nn.Module):
             batch.tokens.data_ptr(),
             batch.tables.data_ptr(),
             batch.contexts.data_ptr(),
-            self._scratch(metadata, rows).data_ptr(),
+            self._memory("scratch", metadata, rows * self._scratch_width, self._like.dtype).data_ptr(),
+            self._memory("room", metadata, rows * self._room_width, torch.float32).data_ptr(),
             (ctypes.c_long * 5)(
                 rows, cosines.shape[-1], batch.tables.shape[1], forward.cache.block_size, torch.get_num_threads()
             ),
@@ -137,18 +149,27 @@ class FusedDecoderLayer(nn.Module):
         few = 0 < hidden.shape[1] <= MAX_ROWS and hidden.dtype == self._like.dtype
         return few and forward.kernel is best_kernel and decode_batch(forward.metadata).is_whole_step
 
-    def _scratch(self, metadata: AttentionMetadata, rows: int) -> Tensor:
+    def _memory(self, name: str, metadata: AttentionMetadata, size: int, dtype: torch.dtype) -> Tensor:
         """Memory for what one part of the layer hands to the next; all layers of a step share it."""
         # One allocation a step: `plans` lives as long as the step's metadata, and layers run one after the other.
-        scratch: Tensor | None = metadata.plans.get("scratch")
-        if scratch is None or len(scratch) < rows * self._scratch_width:
-            scratch = metadata.plans["scratch"] = torch.empty(rows * self._scratch_width, dtype=self._like.dtype)
-        return scratch
+        memory: Tensor | None = metadata.plans.get(name)
+        if memory is None or len(memory) < size:
+            memory = metadata.plans[name] = torch.empty(size, dtype=dtype)
+        return memory
 
 
 def _describe(layer: Any) -> _Layer:
     attention, mlp, norm, second = layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm
+    linears = {
+        "qkv": attention.qkv_proj,
+        "out": attention.o_proj,
+        "gate_up": mlp.gate_up_proj,
+        "down": mlp.down_proj,
+    }
+    blocks = [linear.product for linear in linears.values() if isinstance(linear, BlockLinear)]
     return _Layer(
+        **{name: _linear(linear) for name, linear in linears.items()},
+        multiply_blocks=blocks[0].in_team if blocks else None,
         norm=norm.weight.data_ptr(),
         second_norm=second.weight.data_ptr(),
         epsilon=norm.epsilon,
@@ -164,17 +185,20 @@ def _describe(layer: Any) -> _Layer:
         head_epsilon=attention.epsilon,
         inner=mlp.down_proj.in_features,
         gelu=mlp.activation == "gelu",
-        **_linear("qkv", attention.qkv_proj),
-        **_linear("out", attention.o_proj),
-        **_linear("gate_up", mlp.gate_up_proj),
-        **_linear("down", mlp.down_proj),
     )
 
 
-def _linear(name: str, linear: Any) -> dict[str, int | None]:
-    """Addresses of a packed linear layer's weight and bias, as fields of `_Layer`."""
-    bias = linear.bias
-    return {name: linear.skinny_gemm.address, f"{name}_bias": None if bias is None else bias.data_ptr()}
+def _is_compiled(linear: Any) -> bool:
+    """Whether the compiled code can multiply with a linear layer's weight: it is packed or in blocks."""
+    return type(linear) is BlockLinear or (type(linear) is PackedLinear and linear.skinny_gemm is not None)
+
+
+def _linear(linear: PackedLinear | BlockLinear) -> _Linear:
+    bias = None if linear.bias is None else linear.bias.data_ptr()
+    if isinstance(linear, BlockLinear):
+        return _Linear(linear.product.address, bias, len(linear.product.parts))
+    assert linear.skinny_gemm is not None  # `_is_compiled`
+    return _Linear(linear.skinny_gemm.address, bias, 0)
 
 
 def _is_equal(layer: Any, fused: FusedDecoderLayer) -> bool:

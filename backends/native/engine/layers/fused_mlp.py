@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from backends.native.engine.kernels.jit import Function, typed_function
-from backends.native.engine.layers.fusion import Projections, alike
+from backends.native.engine.layers.fusion import Projections, alike, dtype_on_cpu, is_linear
 
 _PROJECTIONS = ("gate_proj", "up_proj")
 _ACTIVATIONS = ("silu", "gelu")  # GELU by its tanh approximation
@@ -39,17 +39,18 @@ class FusedMLP(Projections):
             join: whether its linear layers may be joined.
         """
         parts = [getattr(module, name, None) for name in (*_PROJECTIONS, "down_proj")]
-        if not all(type(part) is nn.Linear for part in parts):
+        if not all(is_linear(part) for part in parts):
             return None
         gate, up = module.gate_proj, module.up_proj
-        if gate.weight.device.type != "cpu" or gate.weight.shape != up.weight.shape:
+        dtype = dtype_on_cpu(gate)
+        if dtype is None or (gate.in_features, gate.out_features) != (up.in_features, up.out_features):
             return None
         # Tried by result, not by `hidden_act`: the names of activations in configurations are many, and of the
         # functions two.
         for activation in _ACTIVATIONS:
-            activate = typed_function("fused_mlp", f"{activation}_and_mul", gate.weight.dtype)
+            activate = typed_function("fused_mlp", f"{activation}_and_mul", dtype)
             fused = cls(module, activation, activate, join=join) if activate is not None else None
-            if fused is not None and _is_equal(module, fused, gate.weight):
+            if fused is not None and _is_equal(module, fused, dtype):
                 return fused
         return None
 
@@ -64,10 +65,12 @@ class FusedMLP(Projections):
         return product
 
 
-def _is_equal(module: Any, fused: FusedMLP, weight: Tensor) -> bool:
+def _is_equal(module: Any, fused: FusedMLP, dtype: torch.dtype) -> bool:
     """Whether both give the same for an ordinary row, and for one so large that a clamp would show."""
-    rows = torch.randn(2, weight.shape[1], generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [1e3]])
-    rows = rows.to(weight.dtype)
+    rows = torch.randn(2, module.gate_proj.in_features, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+        [[1.0], [1e3]]
+    )
+    rows = rows.to(dtype)
     try:
         expected = module(rows)
     except Exception:  # a foreign module may raise anything if it needs other arguments

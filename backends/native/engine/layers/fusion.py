@@ -9,9 +9,12 @@ that gives other numbers is not used (decision 14).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from backends.native.engine.layers.block_linear import BlockLinear, join_blocks
 
 # How far a number may be from the model's own, in roundings of the largest in its row: sums are taken in another order.
 _ROUNDINGS = 4
@@ -43,11 +46,27 @@ def alike(expected: Tensor, found: Tensor) -> bool:
     return bool(((found - expected).abs() <= allowed).all())
 
 
-def join(*linears: nn.Linear) -> nn.Linear | None:
+def is_linear(module: object) -> bool:
+    """Whether `module` is a linear layer and nothing else, with its weight in whatever form."""
+    # `type is`, not `isinstance`: a subclass may compute something else, which a fused module would drop.
+    return type(module) in (nn.Linear, BlockLinear)
+
+
+def dtype_on_cpu(linear: Any) -> torch.dtype | None:
+    """The dtype of a linear layer's rows; None if it is not on a CPU."""
+    if isinstance(linear, BlockLinear):
+        return linear.dtype
+    found: torch.dtype = linear.weight.dtype
+    return found if linear.weight.device.type == "cpu" else None
+
+
+def join(*linears: Any) -> nn.Linear | BlockLinear | None:
     """One linear layer with the outputs of several, one after the other.
 
-    None if they differ in dtype, inputs, or whether they have a bias.
+    None if they differ in dtype, inputs, the form of their weights, or whether they have a bias.
     """
+    if any(type(linear) is BlockLinear for linear in linears):
+        return join_blocks(*linears) if all(type(linear) is BlockLinear for linear in linears) else None
     first = linears[0]
     biases = [linear.bias for linear in linears if linear.bias is not None]
     kinds = {(linear.in_features, linear.weight.dtype) for linear in linears}
@@ -70,7 +89,7 @@ class Projections(nn.Module):
         joined: the name of the joined layer; empty: they stay separate.
     """
 
-    def __init__(self, linears: dict[str, nn.Linear], joined: str = "") -> None:
+    def __init__(self, linears: dict[str, Any], joined: str = "") -> None:
         super().__init__()
         one = join(*linears.values()) if joined else None
         self._names = tuple(linears) if one is None else (joined,)

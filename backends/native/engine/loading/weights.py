@@ -31,7 +31,9 @@ from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.layout import gguf_of
 from backends.native.engine.devices import default_device, has_bfloat16, is_present
 from backends.native.engine.errors import LoadError
-from backends.native.engine.formats.tensors import float32_bytes, model_class, plain, read_tensors
+from backends.native.engine.formats.tensors import float32_bytes, model_class, plain, read_weights
+from backends.native.engine.kernels.block_product import can_multiply
+from backends.native.engine.layers.block_linear import can_keep, keep_blocks
 from backends.native.engine.layers.quantized_linear import BITS
 from backends.native.engine.loading.module import read_module
 from backends.native.multimodal.interfaces import SupportsMultiModal
@@ -74,13 +76,14 @@ class LoadedModel:
     multimodal: SupportsMultiModal | None = None
 
 
-def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
+def load(folder: str, dtype: str = "auto", device: str = "auto", *, keep: bool = False) -> LoadedModel:
     """Load the language model in `folder`.
 
     Args:
         folder: as `save_pretrained` writes it.
         dtype: see `pick_dtype`.
         device: see `pick_device`.
+        keep: whether weights of a GGUF file stay in its blocks on a CPU, where they can.
 
     Raises:
         LoadError: it is missing, not a language model, damaged, or does not fit into memory.
@@ -96,15 +99,16 @@ def load(folder: str, dtype: str = "auto", device: str = "auto") -> LoadedModel:
         model = multimodal.get_language_model()
         text = model.config
     else:
-        model = _read_model(path, config, _auto_class(path, config), picked, target)
+        model = _read_model(path, config, _auto_class(path, config), picked, target, keep=keep)
         text = config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
+    vocabulary = text.vocab_size if head is None else getattr(head, "out_features", None) or head.weight.shape[0]
     return LoadedModel(
         model=model,
         config=text,
         eos_token_ids=_eos_token_ids(path, config, text),
         context_length=_context_length(text),
-        vocab_size=text.vocab_size if head is None else head.weight.shape[0],
+        vocab_size=vocabulary,
         whole_config=config,
         multimodal=multimodal,
     )
@@ -213,15 +217,18 @@ def _read_config(path: Path) -> Any:
         raise LoadError(f"'{path / 'config.json'}' is not a configuration transformers knows: {error}") from error
 
 
-def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def _read_model(
+    path: Path, config: Any, auto_class: Any, dtype: torch.dtype, device: torch.device, *, keep: bool = False
+) -> Any:
+    keep = keep and device.type == "cpu" and can_multiply(dtype)
     try:
-        tensors = read_tensors(path, config, auto_class, dtype)
+        weights = read_weights(path, config, auto_class, dtype, can_keep if keep else None)
         # transformers reads the tensors itself, or is given them, and then no folder.
-        source = {"pretrained_model_name_or_path": path} if tensors is None else {"state_dict": tensors}
-        reader = auto_class if tensors is None else model_class(auto_class, config)
+        source = {"pretrained_model_name_or_path": path} if weights is None else {"state_dict": weights.tensors}
+        reader = auto_class if weights is None else model_class(auto_class, config)
         model, found = reader.from_pretrained(
             **{"pretrained_model_name_or_path": None, **source},
-            config=config if tensors is None else plain(config),
+            config=config if weights is None else plain(config),
             dtype=dtype,
             attn_implementation="eager",  # the only one that implements every feature: sdpa drops a softcap
             local_files_only=True,
@@ -243,6 +250,8 @@ def _read_model(path: Path, config: Any, auto_class: Any, dtype: torch.dtype, de
     absent = sorted(missing) + sorted(str(key) for key in found["mismatched_keys"])
     if absent:
         raise LoadError(f"The weights in '{path}' lack {len(absent)} tensors or have other shapes: {absent[0]} ...")
+    if weights is not None:
+        keep_blocks(model, weights.blocks, dtype)
     return model
 
 

@@ -181,10 +181,14 @@ class PackedRunner:
         size = self.cache.block_size
         ids, positions = _tokens_and_positions(works)
         counts, ends, blocks = _attending(works)
-        arrays = [ids, positions, wanted_rows(works), _slots(works, size), _block_tables(blocks, -(-max(ends) // size))]
-        # Kernels of accelerators read lengths on the device; those of CPUs read the lists.
+        width = -(-max(ends) // size)
+        lengths_sent: list[array[int]] = []
+        # Kernels of accelerators read lengths on the device; those of CPUs read the lists. Shapes of a step of so many
+        # sequences stay the same until the longest context has doubled.
         if self._device.type != "cpu":
-            arrays += [array("q", accumulate(counts, initial=0)), array("q", ends)]
+            width = 1 << (width - 1).bit_length()
+            lengths_sent = [array("q", accumulate(counts, initial=0)), array("q", ends)]
+        arrays = [ids, positions, wanted_rows(works), _slots(works, size), _block_tables(blocks, width), *lengths_sent]
         tokens, places, rows, slots, tables, *lengths = send(self._device, *arrays)
         starts, contexts = lengths or (None, None)
         tables = tables.view(len(blocks), -1)

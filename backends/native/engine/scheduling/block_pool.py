@@ -16,46 +16,8 @@ The pool handles block numbers only; the tensors are in `attention.kv_cache`. Im
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from hashlib import blake2b
-
-
-def block_key(parent: bytes, tokens: Sequence[int], extra: bytes = b"") -> bytes:
-    """The key of a full block: a digest of its tokens, of `extra` and, through `parent`, of everything before it.
-
-    BLAKE2b rather than `hash()`: with collisions that can be constructed, one client could read the cache of another.
-    """
-    # Each token takes eight bytes, so a full block has a fixed length and `extra` after it is unambiguous. The parent
-    # goes in as BLAKE2b's key (RFC 7693: up to 64 bytes), which is hashed as a block of its own.
-    return blake2b(array("q", tokens).tobytes() + extra, key=parent, digest_size=16).digest()
-
-
-def extend_keys(
-    keys: list[bytes],
-    tokens: Sequence[int],
-    blocks: int,
-    size: int,
-    extra: bytes = b"",
-    block_extra: Callable[[int, int], bytes] = lambda _begin, _end: b"",
-) -> None:
-    """Append to `keys` until it has the keys of the first `blocks` blocks of `tokens`, `size` tokens each.
-
-    Args:
-        keys: of the leading blocks, extended in place.
-        tokens: of the sequence.
-        blocks: how many keys are needed.
-        size: tokens of a block.
-        extra: salt of the whole chain: what blocks must have in common besides tokens (the LoRA adapter).
-        block_extra: for a range of tokens, what they stand for besides their ids (images).
-    """
-    # The chain starts from the salt: chains of different LoRA adapters have no key in common, from the first block on.
-    parent = keys[-1] if keys else blake2b(extra, digest_size=16).digest()
-    for index in range(len(keys), blocks):
-        begin, end = index * size, (index + 1) * size
-        parent = block_key(parent, tokens[begin:end], block_extra(begin, end))
-        keys.append(parent)
+from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
@@ -80,6 +42,7 @@ class BlockPool:
         # `_keys` and `_by_key` are inverse to each other; a block keeps its key while it is free, until `_evict`.
         self._keys: list[bytes | None] = [None] * count
         self._by_key: dict[bytes, int] = {}
+        self._changed: dict[bytes, bool] | None = None  # by key, whether it is cached now; None: nobody asks
 
     @property
     def free(self) -> int:
@@ -146,6 +109,22 @@ class BlockPool:
         if self.caching and self._keys[block] is None and key not in self._by_key:
             self._keys[block] = key
             self._by_key[key] = block
+            if self._changed is not None:
+                self._changed[key] = True
+
+    def watch(self) -> bytes:
+        """The keys of all cached blocks, joined; from now on changes are noted."""
+        if self._changed is None:
+            self._changed = {}
+        return b"".join(self._by_key)
+
+    def take_changes(self) -> tuple[bytes, bytes]:
+        """The keys that have come into the cache and those that have left it since the last call, joined."""
+        if not self._changed:
+            return b"", b""
+        changed, self._changed = self._changed, {}
+        stored = [key for key, cached in changed.items() if cached]
+        return b"".join(stored), b"".join(key for key, cached in changed.items() if not cached)
 
     def clear(self) -> None:
         """Forget the content of all blocks, which is lost. No sequence may reference any."""
@@ -153,6 +132,8 @@ class BlockPool:
         self._free = OrderedDict.fromkeys(range(self.count))
         self.touched = 0
         self._keys = [None] * self.count
+        if self._changed is not None:
+            self._changed |= dict.fromkeys(self._by_key, False)
         self._by_key.clear()
 
     def _evict(self, block: int) -> None:
@@ -160,6 +141,8 @@ class BlockPool:
         if key is not None:
             del self._by_key[key]
             self._keys[block] = None
+            if self._changed is not None:
+                self._changed[key] = False
 
     def check(self) -> None:
         """Assert the pool's invariants: no block is lost, none is counted twice. For tests."""

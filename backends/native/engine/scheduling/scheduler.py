@@ -31,8 +31,9 @@ from collections.abc import Callable
 from time import monotonic
 
 from backends.fairness import FairClock
-from backends.native.engine.scheduling.block_pool import BlockPool, extend_keys
+from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
+from backends.native.protocol.blocks import extend_keys
 
 # Blocks between two snapshots of a sequence in decode. Each replaces the one before.
 _DECODE_SNAPSHOT_BLOCKS = 4

@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from backends.native.protocol.blocks import image_extra, split_keys
 from backends.native.protocol.messages import Logprobs, Submit
 
 
@@ -103,16 +104,13 @@ class Sequence:
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
         self.prompt_length = len(self.tokens)
+        # The worker has named the blocks already; it does not know the salt of a LoRA adapter that was loaded again.
+        if self.request.block_keys and self.salt == self.request.lora_adapter.encode():
+            self.block_keys = split_keys(self.request.block_keys)
 
     def block_extra(self, begin: int, end: int) -> bytes:
-        """What tokens `begin` to `end` stand for besides their ids: the images, and the position in each of them.
-
-        Without it two images with equal placeholder tokens would share cache blocks.
-        """
-        # The offset is negative for an image that begins in an earlier block. It is part of the key, since an image
-        # shifted by a token has other embeddings at the same places.
-        touching = (f for f in self.request.features if f.offset < end and f.offset + f.length > begin)
-        return b"".join(f.identifier + (f.offset - begin).to_bytes(8, "big", signed=True) for f in touching)
+        """What tokens `begin` to `end` stand for besides their ids."""
+        return image_extra(self.request.features, begin, end)
 
     @property
     def order(self) -> tuple[int, float, int]:

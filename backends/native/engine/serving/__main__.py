@@ -1,5 +1,8 @@
 """The engine process: ``python -m backends.native.engine.serving --socket PATH --model DIR``.
 
+With ``--listen tcp://HOST:PORT`` in the place of ``--socket`` workers of other machines can connect. The environment
+variable that ``--secret-env`` names then holds what they must know, too.
+
 It listens before it loads, so that workers can follow the progress; then it steps in the main thread until SIGTERM or
 SIGINT, which let the current step finish. Exit code 1 if the model cannot be loaded. The messages on the socket are
 those of `protocol.messages`.
@@ -23,11 +26,14 @@ from typing import TYPE_CHECKING, get_origin
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from backends.native.engine.serving.engine_thread import Inbox, serve, stop
 from backends.native.engine.serving.socket import SocketServer
 from backends.native.machine import keep_freed_memory
+from backends.native.protocol.addresses import TcpAddress, read_address
 from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.greeting import read_secret
 from backends.native.protocol.messages import Failed, Loading
 from backends.terminal import escaping, renderer
 
@@ -37,7 +43,7 @@ if TYPE_CHECKING:  # it imports torch, and a process listens before that
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an engine process and return its exit code."""
-    socket, options, standby = parse(argv)
+    address, secret, options, standby = parse(argv)
     _configure_log()
     loaded: Loaded | None = None
     if standby is not None:
@@ -46,21 +52,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         structlog.get_logger().info("engine.called", loaded=loaded is not None)
     inbox: Inbox = SimpleQueue()
-    server = SocketServer(socket, inbox)
+    server = SocketServer(address, inbox, secret=secret)
+    if isinstance(address, TcpAddress):
+        structlog.get_logger().info("engine.listening", address=str(replace(address, port=server.port)))
     try:
         return _run(options, inbox, server, loaded)
     finally:
         server.close()
 
 
-def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions, str | None]:
+def parse(argv: Sequence[str] | None) -> tuple[Path | TcpAddress, bytes | None, EngineOptions, str | None]:
     """Parse the command line: every field of `EngineOptions` is an option of the same name, tables are JSON.
 
     Returns:
-        The socket's path, the options, and what the process does before it waits to be called; None: it does not wait.
+        Where to listen, the secret for that, the options, and what the process does before it waits to be called; None:
+        it does not wait.
     """
     parser = argparse.ArgumentParser(prog="python -m backends.native.engine.serving", description=__doc__)
-    parser.add_argument("--socket", type=Path, required=True, help="path of the Unix socket to listen on")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--socket", type=Path, help="path of the Unix socket to listen on")
+    where.add_argument("--listen", type=read_address, help="tcp://HOST:PORT (or unix:///PATH) to listen on")
+    secret_help = "environment variable with the secret of TCP connections, of 16 characters at least"
+    parser.add_argument("--secret-env", default="ENGINE_SECRET", help=secret_help)
     standby = "import, or also load the model, and then wait for a line on standard input"
     parser.add_argument("--standby", choices=["imported", "loaded"], help=standby)
     for option in msgspec.structs.fields(EngineOptions):
@@ -74,8 +87,14 @@ def parse(argv: Sequence[str] | None) -> tuple[Path, EngineOptions, str | None]:
             default = None if required else option.default
             parser.add_argument(flag, type=option.type, required=required, default=default)
     given = vars(parser.parse_args(argv))
-    socket, prepared = given.pop("socket"), given.pop("standby")
-    return socket, EngineOptions(**given), prepared
+    address, listen, prepared = given.pop("socket"), given.pop("listen"), given.pop("standby")
+    variable, address, secret = given.pop("secret_env"), address or listen, None
+    if isinstance(address, TcpAddress):
+        try:
+            secret = read_secret(variable)
+        except ValueError as error:
+            parser.error(str(error))
+    return address, secret, EngineOptions(**given), prepared
 
 
 def _run(options: EngineOptions, inbox: Inbox, server: SocketServer, loaded: Loaded | None) -> int:

@@ -21,6 +21,7 @@ from backends.native.engine.steps import Manageable
 from backends.native.machine import resident_memory, return_freed_memory
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import (
+    Cached,
     FromEngine,
     Manage,
     Managed,
@@ -71,7 +72,7 @@ class ManagedEngine:
             bool(self._outputs) or self._wanted > self.ready.asleep or (self._engine is not None and self._engine.busy)
         )
 
-    def handle(self, connection: int, message: ToEngine) -> Pong | Managed | None:
+    def handle(self, connection: int, message: ToEngine) -> Pong | Cached | Managed | None:
         """Handle one message of a worker; return the answer to a `Ping` or a `Manage`."""
         match message:
             case Manage():
@@ -95,7 +96,7 @@ class ManagedEngine:
         made = self._engine.step() if self._engine is not None and self._engine.busy else {}
         for connection, outputs in refused.items():
             step = made.get(connection, Step(()))
-            made[connection] = Step((*step.outputs, *outputs))
+            made[connection] = replace(step, outputs=(*step.outputs, *outputs))
         if self._wanted > self.ready.asleep and not (self._engine is not None and self._engine.busy):
             self._fall_asleep()
         return made

@@ -7,7 +7,8 @@ pair (the self-pipe trick). The engine's thread must never wait for a worker:
   returned from usually survives the end of the process; the loop writes the rest when the socket is writable.
 - *Back-pressure by disconnecting*: bytes that a worker does not read are buffered up to `unsent_limit`; beyond it the
   worker is taken for dead, and its connection is closed and reported as lost.
-- *Greeting*: a new connection is sent the latest announcement first (`Loading`, `Ready` or `Failed`).
+- *Greeting*: a new connection is sent the latest announcement first (`Loading`, `Ready` or `Failed`). A connection over
+  TCP is a guest until it has proved to know the secret (`guests`): a Unix socket has a file mode, which TCP has not.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from pathlib import Path
 import structlog
 
 from backends.native.engine.serving.engine_thread import Inbox
+from backends.native.engine.serving.guests import TIMEOUT, Guests
+from backends.native.protocol.addresses import TcpAddress
 from backends.native.protocol.frames import FrameError, FrameReader, encode_frame
 from backends.native.protocol.messages import FromEngine, Loading, ToEngine
 
@@ -54,22 +57,34 @@ class _Connection:
 
 
 class SocketServer:
-    """Listens on a Unix socket and carries messages between its connections and an inbox.
+    """Listens on a Unix socket or a TCP port, and carries messages between its connections and an inbox.
 
     Args:
-        path: of the socket, made with mode 0600. A socket left there by an earlier engine is replaced.
+        address: path of a Unix socket, made with mode 0600, where a socket left by an earlier engine is replaced; or a
+            TCP address.
         inbox: receives (connection, message), and (connection, None) when a connection is lost.
+        secret: what connections over TCP must know.
         unsent_limit: bytes buffered for a worker that does not read.
 
     Raises:
-        OSError: there is a file of another kind at `path`, or it cannot be made.
+        OSError: it cannot listen there, as where there is a file of another kind.
+        ValueError: TCP without a secret.
     """
 
-    def __init__(self, path: Path, inbox: Inbox, *, unsent_limit: int = 16 * 1024 * 1024) -> None:
-        self._path = path
+    def __init__(
+        self,
+        address: Path | TcpAddress,
+        inbox: Inbox,
+        *,
+        secret: bytes | None = None,
+        unsent_limit: int = 16 * 1024 * 1024,
+    ) -> None:
+        if isinstance(address, TcpAddress) and not secret:
+            raise ValueError("An engine that listens on TCP needs a secret.")
+        self._path = address if isinstance(address, Path) else None
         self._inbox = inbox
         self._unsent_limit = unsent_limit
-        self._listener = _listen(path)
+        self._listener = _listen(address) if isinstance(address, Path) else _listen_tcp(address)
         # Guards what both threads touch: the connections, their `unsent` and the greeting. Sockets are registered,
         # changed and closed by the loop's thread only.
         self._lock = threading.Lock()
@@ -78,6 +93,7 @@ class SocketServer:
         self._greeting: FromEngine | None = None
         self._closing = False
         self._selector = selectors.DefaultSelector()
+        self._guests = Guests(secret, self._selector, self._admit) if secret and self._path is None else None
         self._wake_receiver, self._wake_sender = socket.socketpair()
         for end in (self._wake_receiver, self._wake_sender):
             end.setblocking(False)
@@ -85,6 +101,11 @@ class SocketServer:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._thread = threading.Thread(target=self._run, name="engine-socket", daemon=True)
         self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The TCP port that it listens on, also if 0 was asked for."""
+        return int(self._listener.getsockname()[1])
 
     def announce(self, message: FromEngine) -> None:
         """Send a message to all workers now, and to new connections until the next announcement."""
@@ -134,7 +155,7 @@ class SocketServer:
 
     def _run(self) -> None:
         while not self._closing:
-            ready = self._selector.select(_LOADING_INTERVAL if isinstance(self._greeting, Loading) else None)
+            ready = self._selector.select(self._select_timeout())
             for key, events in ready:
                 # An earlier handler of this round may have dropped the connection: `_read` then gets an OSError and
                 # `_flush` finds no such id.
@@ -142,13 +163,24 @@ class SocketServer:
                 handle(events)
             if not ready:
                 self._repeat_loading()
+                if self._guests is not None:
+                    self._guests.expire()
         for connection in list(self._connections.values()):
             self._flush(connection)
             self._drop(connection)
+        if self._guests is not None:
+            self._guests.close()
         for end in (self._listener, self._wake_receiver):
             end.close()
         self._selector.close()
-        self._path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _select_timeout(self) -> float | None:
+        """Seconds after which there is something to do, whatever arrives; None: there is not."""
+        if isinstance(self._greeting, Loading):
+            return _LOADING_INTERVAL
+        return TIMEOUT if self._guests else None
 
     def _repeat_loading(self) -> None:
         """Send the progress of loading again, so that workers do not take the engine for hung."""
@@ -170,6 +202,13 @@ class SocketServer:
             log.warning("worker.refused", error=str(error))
             return
         peer.setblocking(False)
+        if self._guests is not None:
+            self._guests.greet(peer)
+        else:
+            self._admit(peer)
+
+    def _admit(self, peer: socket.socket) -> None:
+        """Serve a connection."""
         connection = _Connection(next(self._ids), peer)
         self._selector.register(peer, selectors.EVENT_READ, lambda events: self._serve(connection, events))
         with self._lock:
@@ -255,6 +294,22 @@ def _listen(path: Path) -> socket.socket:
         listener.close()
         raise
     path.chmod(0o600)  # before listen(): until then no connection is possible
+    listener.listen()
+    listener.setblocking(False)
+    return listener
+
+
+def _listen_tcp(address: TcpAddress) -> socket.socket:
+    # One family and one address: a host name that has several is refused by `bind` where it is not of this machine.
+    family, kind, protocol, _, at = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # A port may be taken again at once after its engine has died.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(at)
+    except OSError:
+        listener.close()
+        raise
     listener.listen()
     listener.setblocking(False)
     return listener

@@ -14,7 +14,8 @@ from gguf.quants import dequantize, quantize
 WIDTH, FEED, HEADS, KEY_HEADS, LAYERS = 256, 256, 4, 2, 2
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# Where a block of these types has its scales in float16. The package reads these types and cannot write them.
+# Where a block of these types has its scales in float16. The package reads these types and cannot write them, except
+# for those that are added below.
 _SCALES = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
@@ -25,6 +26,7 @@ _SCALES = {
     "IQ1_M": (),
 }
 ONLY_READ = tuple(_SCALES)
+_SCALES |= {"Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,)}
 
 
 def byte_tokens() -> list[str]:
@@ -126,7 +128,7 @@ def _add(writer: GGUFWriter, name: str, shape: tuple[int, ...], kind: str, rando
 
 
 def random_blocks(shape: tuple[int, ...], kind: str, random: Any) -> Any:
-    """Random valid blocks of a type that the package cannot write, bytes, of values about as wide as `_add`'s."""
+    """Random valid blocks of a type in `_SCALES`, bytes, of values about as wide as `_add`'s."""
     values, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     blocks = random.integers(0, 256, (shape[0], shape[1] // values, size), np.uint8)
     _set_scales(blocks, kind, 1.0)

@@ -104,6 +104,7 @@ def test_a_file_whose_download_was_cut_says_so(file: Path, tmp_path: Path) -> No
     assert "is cut: the tensor 'blk.1.ffn_down.weight' ends at byte" in refusal(tmp_path, file.read_bytes()[:-1])
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(place=st.integers(0, 3000), byte=st.integers(0, 255))
 def test_no_changed_byte_makes_another_error(place: int, byte: int, file: Path) -> None:

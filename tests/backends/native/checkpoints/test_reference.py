@@ -100,6 +100,7 @@ def test_what_is_nowhere_is_refused_with_what_could_be_named(name: str) -> None:
         )
 
 
+@pytest.mark.slow
 def test_what_was_not_fetched_is_not_fetched_at_a_reload() -> None:
     for name in ("smollm2", "owner/unknown"):
         check(name)

@@ -427,7 +427,7 @@ async def test_a_silent_engine_is_killed_and_its_requests_fail() -> None:
     engine = FakeEngine(auto=False)
     client = new_client(engine, heartbeat=0.005, hung_after=0.2)
     await client.start()
-    await until(lambda: client.pong is not None)
+    await until(lambda: client.links[0].pong is not None)
     request = ask(client, 5)
     engine.step()
     await request.outputs()

@@ -67,6 +67,7 @@ async def test_it_is_started_again_although_that_fails_at_first(tmp_path: Path) 
     await engine.aclose()
 
 
+@pytest.mark.slow
 async def test_it_is_started_again(tmp_path: Path) -> None:
     engine = process(tmp_path / "notes", "calm", exits := [])
     await engine.start()
@@ -131,5 +132,5 @@ def test_the_engine_reads_its_arguments() -> None:
         execution_path="per_sequence",
         lora_adapters=lora_adapters,
     )
-    assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), options, None)
-    assert parse(engine_command(options, Path("s"), warm=True)[3:]) == (Path("s"), options, "imported")
+    assert parse(engine_command(options, Path("s"))[3:]) == (Path("s"), None, options, None)
+    assert parse(engine_command(options, Path("s"), warm=True)[3:]) == (Path("s"), None, options, "imported")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -15,18 +16,31 @@ from schemas.ir import FinishReason
 STOP = FinishReason.EOS
 
 
+@dataclass
+class FakeLink:
+    """What is sent over it, and how many sequences are."""
+
+    sent: list[Submit | Cancel] = field(default_factory=list)
+    in_flight: int = 0
+
+    def send(self, message: Submit | Cancel) -> None:
+        self.sent.append(message)
+
+
 def in_flight(*seqs: int) -> tuple[InFlightRequest, list[Submit | Cancel]]:
     """A submitted request, and the messages that it sends."""
-    sent: list[Submit | Cancel] = []
-    request = InFlightRequest([Submit(seq, (1,), 9) for seq in seqs], sent.append)
-    request.submit()
-    return request, sent
+    link = FakeLink()
+    request = InFlightRequest([Submit(seq, (1,), 9) for seq in seqs])
+    request.submit(link)
+    return request, link.sent
 
 
 def crash(request: InFlightRequest) -> bool:
     """Kill the engine, and submit to the next one."""
+    link = request.link
+    assert link is not None
     may_be_poison = request.engine_died()
-    request.submit()
+    request.submit(link)
     return may_be_poison
 
 
@@ -72,7 +86,7 @@ async def test_replayed_tokens_are_dropped_with_their_scores() -> None:
     request.deliver(Output(4, (7, 8)))
     assert await ids(request) == [7, 8]
     crash(request)
-    assert sent[1] == Submit(4, (1,), 9, again=True)
+    assert sent[1:] == [Cancel(4), Submit(4, (1,), 9, again=True)]
     request.deliver(Output(4, (7,), prompt=(Logprobs(None),), cached_tokens=1))
     request.deliver(Output(4, (8, 9), logprobs=(Logprobs(-1.0), Logprobs(-2.0)), prompt=(Logprobs(None),)))
     assert await request.outputs() == [Output(4, (9,), logprobs=(Logprobs(-2.0),))]
@@ -119,7 +133,7 @@ def test_a_crash_before_the_replay_ends_does_not_count() -> None:
 
 
 def test_a_request_that_was_not_submitted_is_not_to_blame() -> None:
-    request = InFlightRequest([Submit(4, (1,), 9)], lambda _: None)
+    request = InFlightRequest([Submit(4, (1,), 9)])
     assert not any(request.engine_died() for _ in range(9))
     assert request.unfinished
 

@@ -45,7 +45,7 @@ async def test_an_engine_in_another_pid_namespace_is_not_killed(
 
 async def requests_over_a_socket(path: str) -> None:
     engine = FakeEngine()
-    client = EngineClient(over_socket(path), heartbeat=0.01, hung_after=30.0, reconnect_timeout=30.0)
+    client = EngineClient({"0": over_socket(path)}, heartbeat=0.01, hung_after=30.0, reconnect_timeout=30.0)
     starting = asyncio.create_task(client.start())
     await asyncio.sleep(0.01)
     assert client.health == Health("loading"), "it waits for an engine that does not listen yet"

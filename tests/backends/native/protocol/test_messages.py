@@ -28,7 +28,7 @@ def test_fields_that_a_newer_sender_adds_are_ignored() -> None:
 
 def test_every_message_has_its_own_tag() -> None:
     tags = [kind.__struct_config__.tag for kind in (*get_args(ToEngine), *get_args(FromEngine))]
-    assert len(set(tags)) == len(tags) == 10
+    assert len(set(tags)) == len(tags) == 12
 
 
 @pytest.mark.parametrize(("image_tokens", "images"), [(0, False), (9, True)])

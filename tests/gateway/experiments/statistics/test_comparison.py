@@ -102,12 +102,12 @@ def test_quantiles_are_compared_within_splits() -> None:
         for split, factor in zip(sizes, slower, strict=True)
     ]
     logarithms, histograms = (np.array([[arm[part] for arm in split] for split in found]) for part in (0, 1))
-    half, most = compare_quantiles("b", "latency", logarithms, histograms, ALPHA)
+    half, most = compare_quantiles("b", ("latency",), logarithms[:, :, None], histograms[:, :, None], ALPHA)
     assert (half.quantile, most.quantile) == ("p50", "p95")
     assert half.low < 1 < half.high
     assert half.ratio == pytest.approx(1.0, abs=0.1)
     pooled = histograms.sum(axis=0, keepdims=True), logarithms.sum(axis=0, keepdims=True)
-    assert compare_quantiles("b", "latency", pooled[1], pooled[0], ALPHA)[0].low > 1
+    assert compare_quantiles("b", ("latency",), pooled[1][:, :, None], pooled[0][:, :, None], ALPHA)[0].low > 1
 
 
 def test_bounds_of_quantiles_are_wider_for_units_that_differ() -> None:
@@ -121,10 +121,10 @@ def test_bounds_of_quantiles_are_wider_for_units_that_differ() -> None:
         sums = np.bincount(buckets, weights=np.log(arm), minlength=BUCKETS)
         sides.append((np.array([counts, sums]), np.bincount([bin_of(float(each)) for each in arm], minlength=BINS)))
     logarithms, histograms = (np.array([[side[part] for side in sides]], dtype=float) for part in (0, 1))
-    clustered = compare_quantiles("b", "latency", logarithms, histograms, ALPHA)[0]
+    clustered = compare_quantiles("b", ("latency",), logarithms[:, :, None], histograms[:, :, None], ALPHA)[0]
     independent = [counted(arm) for arm in source.permuted(values, axis=1)]
     logarithms, histograms = (np.array([[side[part] for side in independent]]) for part in (0, 1))
-    alone = compare_quantiles("b", "latency", logarithms, histograms, ALPHA)[0]
+    alone = compare_quantiles("b", ("latency",), logarithms[:, :, None], histograms[:, :, None], ALPHA)[0]
     assert log(clustered.high / clustered.low) > 2 * log(alone.high / alone.low)
     assert mean(*logarithms[0, 0]).clusters > 400
     assert exp(-1) < clustered.ratio < exp(1)

@@ -7,7 +7,7 @@ from math import exp, inf, log
 import numpy as np
 import pytest
 
-from gateway.experiments.statistics.confidence import Array, Mean
+from gateway.experiments.statistics.confidence import Array, Interval, Mean
 from gateway.experiments.statistics.histogram import (
     BINS,
     EDGES,
@@ -15,14 +15,23 @@ from gateway.experiments.statistics.histogram import (
     RATIO,
     SHORTEST,
     UNFINISHED,
+    Asked,
     bin_of,
     log_design_effect,
     log_seconds,
     log_variance,
     quantile,
     quantile_bounds,
-    quantile_ratio,
+    quantile_ratios,
 )
+
+
+def bounds(counts: Array, q: float, alpha: float, design_effect: float = 1.0) -> Interval:
+    return quantile_bounds([Asked(counts, q, alpha, design_effect)])[0]
+
+
+def ratio(control: Array, other: Array, q: float, alpha: float) -> Interval:
+    return quantile_ratios([(Asked(control, q, alpha), Asked(other, q, alpha))])[0]
 
 
 def counted(values: Array) -> Array:
@@ -61,25 +70,25 @@ def test_requests_without_an_end_rank_as_longest() -> None:
     counts = counted(np.full(100, 0.2))
     counts[UNFINISHED] += 30
     assert quantile(counts, 0.5) == pytest.approx(0.2, rel=RATIO - 1)
-    found = quantile_bounds(counts, 0.95, 0.05)
+    found = bounds(counts, 0.95, 0.05)
     assert (found.estimate, found.high) == (inf, inf)
 
 
 def test_nothing_is_said_of_nothing_and_little_of_few() -> None:
     nothing = np.zeros(BINS)
-    assert quantile_bounds(nothing, 0.5, 0.05)[1:] == (-inf, inf)
-    assert quantile_ratio(nothing, counted(np.ones(50)), 0.5, 0.05)[1:] == (0.0, inf)
-    few = quantile_bounds(counted(np.array([0.1, 0.2, 0.3])), 0.95, 0.05)
+    assert bounds(nothing, 0.5, 0.05)[1:] == (-inf, inf)
+    assert ratio(nothing, counted(np.ones(50)), 0.5, 0.05)[1:] == (0.0, inf)
+    few = bounds(counted(np.array([0.1, 0.2, 0.3])), 0.95, 0.05)
     assert (few.low, few.high) == (0.0, inf)
 
 
 def test_a_design_effect_widens_the_bounds() -> None:
     counts = counted(np.random.default_rng(1).lognormal(0, 0.5, 5000))
-    narrow, wide = quantile_bounds(counts, 0.5, 0.05), quantile_bounds(counts, 0.5, 0.05, design_effect=10.0)
+    narrow, wide = bounds(counts, 0.5, 0.05), bounds(counts, 0.5, 0.05, 10.0)
     assert wide.low < narrow.low < 1.0 < narrow.high < wide.high
     many = counted(np.random.default_rng(2).lognormal(0, 0.5, 500))
     assert log(wide.high / wide.low) == pytest.approx(
-        log(quantile_bounds(many, 0.5, 0.05).high / quantile_bounds(many, 0.5, 0.05).low), abs=0.11
+        log(bounds(many, 0.5, 0.05).high / bounds(many, 0.5, 0.05).low), abs=0.11
     )
 
 
@@ -103,9 +112,9 @@ def test_bounds_hold_at_every_look(q: float) -> None:
     for _ in range(100):
         bins = np.floor((source.normal(0, 1.5, (2, 4000)) - log(SHORTEST)) / log(RATIO)).astype(int) + 1
         histograms = [[np.bincount(arm[:look], minlength=BINS) for arm in bins] for look in looks]
-        bounds = [quantile_bounds(arms[0], q, 0.05) for arms in histograms]
-        missed += any(not found.low <= truth <= found.high for found in bounds)
-        ratios = [quantile_ratio(*arms, q, 0.05) for arms in histograms]
+        found = [bounds(arms[0], q, 0.05) for arms in histograms]
+        missed += any(not each.low <= truth <= each.high for each in found)
+        ratios = [ratio(*arms, q, 0.05) for arms in histograms]
         ratio_missed += any(not found.low <= 1.0 <= found.high for found in ratios)
     assert missed <= 0.05 * 100
     assert ratio_missed <= 0.05 * 100
@@ -115,6 +124,6 @@ def test_bounds_hold_at_every_look(q: float) -> None:
 def test_a_slower_arm_is_found() -> None:
     source = np.random.default_rng(4)
     one, other = counted(source.lognormal(0, 0.5, 3000)), counted(source.lognormal(0.3, 0.5, 3000))
-    found = quantile_ratio(one, other, 0.5, 0.05)
+    found = ratio(one, other, 0.5, 0.05)
     assert 1.0 < found.low < exp(0.3) < found.high
     assert found.estimate == pytest.approx(exp(0.3), rel=0.1)

@@ -37,8 +37,8 @@ def test_every_route_of_every_protocol_is_in_it(made: dict[str, Any]) -> None:
         described = operation(made, route)
         assert protocol in described["tags"]
         assert ("requestBody" in described) == (route.body is not None)
-        stream = "application/x-ndjson" if protocol == "ollama" else "text/event-stream"
-        assert (stream in described["responses"]["200"]["content"]) == route.streams
+        form = {"ollama": "application/x-ndjson", "gemini": "application/json"}.get(protocol, "text/event-stream")
+        assert (form in described["responses"]["200"]["content"]) == (route.streams or form == "application/json")
         named = [parameter["name"] for parameter in described.get("parameters", ()) if parameter["in"] == "path"]
         assert named == re.findall(r"{(\w+)", route.path)
 
@@ -88,9 +88,9 @@ def test_streams_are_shown_as_the_codec_writes_them(made: dict[str, Any]) -> Non
 
 def test_a_header_adds_the_other_protocols_answer(made: dict[str, Any]) -> None:
     listing = made["paths"]["/v1/models"]["get"]
-    assert listing["tags"] == ["openai", "anthropic"]
+    assert listing["tags"] == ["openai", "anthropic", "gemini"]
     assert len(listing["responses"]["200"]["content"]["application/json"]["schema"]["oneOf"]) == 2
-    assert [parameter["name"] for parameter in listing["parameters"]] == ["anthropic-version"]
+    assert [parameter["name"] for parameter in listing["parameters"]] == ["anthropic-version", "x-goog-api-client"]
 
 
 def test_the_ways_to_send_a_key(made: dict[str, Any]) -> None:

@@ -9,10 +9,19 @@
 #include "rms_norm.h"
 #include "rotary.h"
 
-// What does not change between steps; `_Layer` of fused_decoder_layer.py has the same fields.
+// A linear layer. `parts`: 0 for a weight in the order of gemm.h; else `weight` is so many `Part`s of blocks.h.
+struct Linear {
+  const void *weight, *bias;
+  long parts;
+};
+
+// What does not change between steps; `_Layer` of fused_decoder_layer.py has the same fields. `multiply_blocks`: the
+// product for weights in blocks, of block_product.cpp, so that its code is compiled once.
 struct Layer {
-  const void *norm, *qkv, *qkv_bias, *query_norm, *key_norm, *out, *out_bias;
-  const void *second_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+  Linear qkv, out, gate_up, down;
+  const void *norm, *second_norm, *query_norm, *key_norm;
+  void (*multiply_blocks)(const float* activations, const void* parts, long count, const void* bias,
+                          const void* residual, void* output, long rows, long inputs);
   long width, heads, key_heads, head_width, inner, window, gelu;
   float epsilon, second_epsilon, head_epsilon, scale;
 };
@@ -22,12 +31,22 @@ struct Step {
   long rows, rotated, table, page, threads;
 };
 
+// Called by every thread of a parallel region. `room`: see gemm::as_float32.
+template <class Dtype, class Dot>
+void multiply(const Layer& of, const Linear& linear, const void* input, const void* residual, void* output, float* room,
+              long rows, long outputs, long inputs) {
+  if (!linear.parts)
+    return gemm::multiply<Dot>(input, linear.weight, linear.bias, residual, output, rows, outputs, inputs);
+  const float* activations = gemm::as_float32<Dtype>(input, room, rows * inputs);
+  of.multiply_blocks(activations, linear.weight, linear.parts, linear.bias, residual, output, rows, inputs);
+}
+
 // `hidden`[rows, width] in place. `scratch` has room for rows * (width + max(queries, keys and values; gate and up) +
-// attended + inner) numbers.
+// attended + inner) numbers, and `room` for rows * max(width, attended, inner).
 template <class Dtype, class Dot>
 void compute(const Layer& of, void* hidden, const void* cosines, const void* sines, const int64_t* slots, void* keys,
              void* values, const int64_t* tokens, const int64_t* tables, const int64_t* contexts, void* scratch,
-             const Step& step) {
+             float* room, const Step& step) {
   const long rows = step.rows, attended = of.heads * of.head_width;
   const long qkv = attended + 2 * of.key_heads * of.head_width;
   auto* normed = static_cast<typename Dtype::scalar*>(scratch);
@@ -53,26 +72,27 @@ void compute(const Layer& of, void* hidden, const void* cosines, const void* sin
 #pragma omp parallel num_threads(step.threads)
   {
     rms_norm::norm_rows<Dtype>(hidden, of.norm, normed, rows, of.width, of.epsilon);
-    gemm::multiply<Dot>(normed, of.qkv, of.qkv_bias, nullptr, joined, rows, qkv, of.width);
+    multiply<Dtype, Dot>(of, of.qkv, normed, nullptr, joined, room, rows, qkv, of.width);
     rotary::rotate_and_store<Dtype>(joined, cosines, sines, of.query_norm, of.key_norm, slots, keys, values,
                                     rotary_sizes, of.head_epsilon);
     paged_decode::attend<Dot>(joined, keys, values, mixed, tokens, tables, contexts, decode_sizes, of.scale);
-    gemm::multiply<Dot>(mixed, of.out, of.out_bias, hidden, hidden, rows, of.width, attended);
+    multiply<Dtype, Dot>(of, of.out, mixed, hidden, hidden, room, rows, of.width, attended);
     rms_norm::norm_rows<Dtype>(hidden, of.second_norm, normed, rows, of.width, of.second_epsilon);
-    gemm::multiply<Dot>(normed, of.gate_up, of.gate_up_bias, nullptr, joined, rows, 2 * of.inner, of.width);
+    multiply<Dtype, Dot>(of, of.gate_up, normed, nullptr, joined, room, rows, 2 * of.inner, of.width);
     if (of.gelu)
       gated::activate_and_multiply<Dtype, gated::Gelu>(joined, gates, rows, of.inner);
     else
       gated::activate_and_multiply<Dtype, gated::Silu>(joined, gates, rows, of.inner);
-    gemm::multiply<Dot>(gates, of.down, of.down_bias, hidden, hidden, rows, of.width, of.inner);
+    multiply<Dtype, Dot>(of, of.down, gates, hidden, hidden, room, rows, of.width, of.inner);
   }
 }
 
-#define DECODER_LAYER(name, dtype, dot)                                                                              \
-  extern "C" void name(const Layer* of, void* hidden, const void* cosines, const void* sines, const int64_t* slots,  \
-                       void* keys, void* values, const int64_t* tokens, const int64_t* tables,                       \
-                       const int64_t* contexts, void* scratch, const Step* step) {                                   \
-    compute<dtype, dot>(*of, hidden, cosines, sines, slots, keys, values, tokens, tables, contexts, scratch, *step); \
+#define DECODER_LAYER(name, dtype, dot)                                                                             \
+  extern "C" void name(const Layer* of, void* hidden, const void* cosines, const void* sines, const int64_t* slots, \
+                       void* keys, void* values, const int64_t* tokens, const int64_t* tables,                      \
+                       const int64_t* contexts, void* scratch, float* room, const Step* step) {                     \
+    compute<dtype, dot>(*of, hidden, cosines, sines, slots, keys, values, tokens, tables, contexts, scratch, room,  \
+                        *step);                                                                                     \
   }
 DECODER_LAYER(decoder_layer_float32, Float32, DotFloat32)
 DECODER_LAYER(decoder_layer_bfloat16, BFloat16, DotBFloat16)

@@ -5,6 +5,8 @@
 // K_PIECE words (64 KB), which stay in the first- or second-level cache between turns.
 #pragma once
 
+#include <type_traits>
+
 #include "dot.h"
 
 namespace gemm {
@@ -44,15 +46,42 @@ void add_rows(const uint32_t* inputs, long stride, const u32x16* weight, long co
     }
 }
 
+// `numbers`[count] as float32: themselves, or copies in `room`. Called by every thread of a parallel region.
+template <class Dtype>
+const float* as_float32(const void* numbers, float* room, long count) {
+  if constexpr (std::is_same_v<Dtype, Float32>) {
+    return static_cast<const float*>(numbers);
+  } else {
+    const auto* own = static_cast<const typename Dtype::scalar*>(numbers);
+#pragma omp for schedule(static)
+    for (long at = 0; at < count; at += LANES) store<Float32>(room + at, load<Dtype>(own + at, count - at), count - at);
+    return room;
+  }
+}
+
+// The epilogue of the products in sums[rows, VECTORS]: those of `wide` <= BLOCK outputs from `first` on.
+template <class Dtype>
+void finish(const f32x16* sums, long rows, long first, long wide, long outputs, const void* bias, const void* residual,
+            void* output) {
+  using scalar = typename Dtype::scalar;
+  const auto *biases = static_cast<const scalar*>(bias), *residuals = static_cast<const scalar*>(residual);
+  for (long row = 0; row < rows; row++)
+    for (long at = 0; at < wide; at += LANES) {
+      const long column = first + at, left = wide - at, place = row * outputs + column;
+      f32x16 sum = sums[row * VECTORS + at / LANES];
+      if (biases) sum += load<Dtype>(biases + column, left);
+      if (residuals) sum = round_to<Dtype>(sum) + load<Dtype>(residuals + place, left);
+      store<Dtype>(static_cast<scalar*>(output) + place, sum, left);
+    }
+}
+
 // output[rows, outputs] = round(input[rows, inputs] by weight + bias) + residual[rows, outputs].
 //
 // `bias` and `residual` may be null; `residual` may be `output`. Called by every thread of a parallel region.
 template <class Dot>
 void multiply(const void* input, const void* packed, const void* bias, const void* residual, void* output, long rows,
               long outputs, long inputs) {
-  using scalar = typename Dot::scalar;
   const long length = inputs / Dot::PER_WORD, piece = rows > TILE ? K_PIECE : length;
-  const auto *biases = static_cast<const scalar*>(bias), *residuals = static_cast<const scalar*>(residual);
 #pragma omp for schedule(static)
   for (long block = 0; block < outputs / BLOCK; block++) {
     f32x16 sums[MAX_ROWS * VECTORS];
@@ -61,14 +90,7 @@ void multiply(const void* input, const void* packed, const void* bias, const voi
     for (long k = 0; k < length; k += piece)
       add_rows<Dot>(static_cast<const uint32_t*>(input) + k, length, weight + k * VECTORS, std::min(piece, length - k),
                     sums, rows);
-    for (long row = 0; row < rows; row++)
-      for (long v = 0; v < VECTORS; v++) {
-        const long column = block * BLOCK + v * LANES, at = row * outputs + column;
-        f32x16 sum = sums[row * VECTORS + v];
-        if (biases) sum += load<Dot>(biases + column, LANES);
-        if (residuals) sum = round_to<Dot>(sum) + load<Dot>(residuals + at, LANES);
-        store<Dot>(static_cast<scalar*>(output) + at, sum, LANES);
-      }
+    finish<Dot>(sums, rows, block * BLOCK, BLOCK, outputs, bias, residual, output);
   }
 }
 

@@ -22,6 +22,7 @@ TARGETS = [("x86_64", "x86-64-v3"), ("x86_64", "x86-64-v4"), ("aarch64", "armv8.
 NUMERIC_TESTS = [
     "attention/test_cpu_decode.py",
     "attention/test_cpu_prefill.py",
+    "kernels/test_block_product.py",
     "kernels/test_gemv.py",
     "kernels/test_top_k_top_p.py",
     "layers/test_fused_attention.py",

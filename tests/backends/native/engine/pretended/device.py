@@ -376,10 +376,12 @@ def _torch_that_has(pretended: PretendedDevice) -> Iterator[None]:
             "set_rng_state": None,
             "manual_seed_all": None,
             "_lazy_init": None,
+            "get_device_name": "a pretended device",
         },
     }
     if pretended.device.type == "cuda":
-        answers["torch.cuda"] |= {"is_bf16_supported": True, "get_device_capability": (9, 0)}
+        more = {"is_bf16_supported": True, "get_device_capability": (9, 0), "set_sync_debug_mode": None}
+        answers["torch.cuda"] |= more
     was_lifting = torch._C._only_lift_cpu_tensors()
     was_overwriting = torch.__future__.get_overwrite_module_params_on_conversion()
     with ExitStack() as exits:

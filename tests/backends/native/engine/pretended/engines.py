@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from backends.native.engine.factory import load_engine
@@ -17,7 +19,11 @@ from tests.backends.native.engine.pretended.device import PretendedDevice
 from tests.backends.native.engine.pretended.trace import Trace
 from tests.backends.native.engine.tiny import build, prompt
 
-BATCH = 8
+BATCH = 4
+WIDE = bool(os.environ.get("INTERLINGUA_WIDE"))
+"""Set by `make test-accelerator`. Every operation takes a hundred times as long on the pretended device."""
+
+wide = pytest.mark.skipif(not WIDE, reason="part of `make test-accelerator`")
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from tests.backends.native.engine.lora.folders import save as save_lora
 from tests.backends.native.engine.pretended.device import PretendedDevice
 from tests.backends.native.engine.pretended.engines import (
     SAMPLING,
+    WIDE,
     Heard,
     assert_same,
     decode_steps,
@@ -29,15 +29,12 @@ from tests.backends.native.engine.pretended.engines import (
     load,
     requests,
     save,
+    wide,
 )
 from tests.backends.native.engine.tiny import ADAPTED, FAMILIES, RECURRENT, build, prompt
 from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_llava
 
 pytestmark = [pytest.mark.torch, needs_compiler]
-
-# `make test-accelerator` sets it. Every operation takes a hundred times as long on the pretended device.
-_WIDE = bool(os.environ.get("INTERLINGUA_WIDE"))
-wide = pytest.mark.skipif(not _WIDE, reason="part of `make test-accelerator`")
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[defaultdict[st
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("family", (*FAMILIES, *ADAPTED, *RECURRENT) if _WIDE else ("llama",))
+@pytest.mark.parametrize("family", (*FAMILIES, *ADAPTED, *RECURRENT) if WIDE else ("llama",))
 def test_every_kind_of_request_gets_the_tokens_of_the_cpu(folders: dict[str, Path], family: str) -> None:
     expected = drive(load(folders[family], "cpu")[0], requests())
     with PretendedDevice() as device:
@@ -81,6 +78,7 @@ def test_a_decode_step_waits_once_however_tokens_are_chosen(folders: dict[str, P
             assert next(iter(trace.waits))[0] == "tolist", f"{kind}: {trace.report()}"
 
 
+@wide
 def test_preempted_sequences_and_cancelled_ones(folders: dict[str, Path]) -> None:
     """A cache of 4 blocks for three sequences of up to 3 blocks each."""
     asked = [Submit(seq, prompt(15, seq), 20, SAMPLING["sampled" if seq % 2 else "penalties"]) for seq in range(3)]

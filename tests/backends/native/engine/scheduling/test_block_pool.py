@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.native.engine.scheduling.block_pool import BlockPool, block_key, extend_keys
+from backends.native.engine.scheduling.block_pool import BlockPool
+from backends.native.protocol.blocks import block_key, extend_keys
 
 
 def keys_of(tokens: list[int], size: int, extra: bytes = b"") -> list[bytes]:
@@ -129,3 +130,28 @@ def test_cached_blocks_leave_untouched_ones_for_later() -> None:
         pool.publish(block, bytes([number]))
         pool.release([block])
         assert pool.touched == min(number + 1, 8)
+
+
+def test_changes_of_the_cache_are_noted_once_somebody_watches() -> None:
+    pool = BlockPool(3, 4)
+    first, second = pool.allocate(2)
+    pool.publish(first, b"a" * 16)
+    assert pool.take_changes() == (b"", b"")
+    assert pool.watch() == b"a" * 16
+    pool.publish(second, b"b" * 16)
+    assert pool.take_changes() == (b"b" * 16, b"")
+    assert pool.take_changes() == (b"", b"")
+    pool.release([first, second])
+    pool.allocate(3)
+    stored, removed = pool.take_changes()
+    assert (stored, {removed[:16], removed[16:]}) == (b"", {b"a" * 16, b"b" * 16})
+
+
+def test_clearing_the_cache_is_a_change() -> None:
+    pool = BlockPool(2, 4)
+    pool.watch()
+    (block,) = pool.allocate(1)
+    pool.publish(block, b"a" * 16)
+    pool.release([block])
+    pool.clear()
+    assert pool.take_changes() == (b"", b"a" * 16)

@@ -14,11 +14,26 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from backends.native.engine.serving.__main__ import parse
 from backends.native.engine.serving.inprocess import InProcessEngine
+from backends.native.protocol.addresses import TcpAddress
+from backends.native.protocol.blocks import prompt_keys
 from backends.native.protocol.engine_options import EngineOptions
-from backends.native.protocol.messages import Failed, FromEngine, Loading, Message, Ping, Pong, Ready, Step, Submit
+from backends.native.protocol.messages import (
+    Cached,
+    Failed,
+    FromEngine,
+    Loading,
+    Message,
+    Ping,
+    Pong,
+    Ready,
+    Step,
+    Submit,
+    Watch,
+)
 from tests.backends.native.engine.serving.test_socket import TIMEOUT, Worker
 from tests.backends.native.engine.tiny import CONTEXT, VOCAB, Answer, build, prompt, reference
 
@@ -91,7 +106,8 @@ def test_a_process_from_start_to_stop(models: Path, tmp_path: Path) -> None:
         first = connect(socket)
         *before, ready = read_until(first, Ready)
         assert all(isinstance(message, Loading) for message in before)
-        assert ready == Ready(CONTEXT, VOCAB, (2,), "float32", "cpu", "packed", 64, embedding_size=48)
+        described = Ready(CONTEXT, VOCAB, (2,), "float32", "cpu", "packed", 64)
+        assert ready == replace(described, embedding_size=48, block_size=16)
         for request, answer in zip(requests, answers(first, requests).values(), strict=True):
             assert answer.ids == reference("llama", request.prompt, 12).ids
 
@@ -161,7 +177,21 @@ def test_a_process_in_waiting_that_has_loaded_the_model_is_ready_when_it_listens
 
 def test_command_line_options_are_the_fields_of_engine_options(tmp_path: Path) -> None:
     given = ["--socket", "s", "--model", "m", "--no-prefix-caching", "--kv-tokens", "99", "--dtype", "bfloat16"]
-    assert parse(given) == (Path("s"), EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False), None)
+    options = EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False)
+    assert parse(given) == (Path("s"), None, options, None)
+
+
+def test_an_engine_that_listens_on_tcp_needs_a_secret(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    given = ["--listen", "tcp://127.0.0.1:7000", "--secret-env", "THE_SECRET", "--model", "m"]
+    for secret, why in ((None, "THE_SECRET is not set"), ("short", "THE_SECRET has 5 characters")):
+        monkeypatch.delenv("THE_SECRET", raising=False)
+        if secret:
+            monkeypatch.setenv("THE_SECRET", secret)
+        with pytest.raises(SystemExit):
+            parse(given)
+        assert why in capsys.readouterr().err
+    monkeypatch.setenv("THE_SECRET", "long enough, is it")
+    assert parse(given)[:2] == (TcpAddress("127.0.0.1", 7000), b"long enough, is it")
 
 
 @contextmanager
@@ -193,7 +223,17 @@ def test_a_thread_answers_like_generate(family: str, path: str, models: Path) ->
     options = EngineOptions(str(models / family), threads=1, context_length=64, max_sequences=4, kv_tokens=200)
     with in_process(options) as (engine, messages):
         ready = start(messages)
-        assert ready == Ready(64, VOCAB, (2,), "float32", "cpu", path, 4, embedding_size=48 if path == "packed" else 0)
+        assert ready == Ready(
+            64,
+            VOCAB,
+            (2,),
+            "float32",
+            "cpu",
+            path,
+            4,
+            embedding_size=48 if path == "packed" else 0,
+            block_size=16 if path == "packed" else 0,
+        )
         for seq in range(6):
             engine.send(Submit(seq, prompt(9 + seq, seq), 12))
         found = {seq: Answer() for seq in range(6)}
@@ -206,6 +246,36 @@ def test_a_thread_answers_like_generate(family: str, path: str, models: Path) ->
             assert answer.ids == reference(family, prompt(9 + seq, seq), 12).ids
         engine.send(Ping(5))
         assert idle([messages.get(timeout=TIMEOUT)], 13)
+
+
+def test_an_engine_reports_the_blocks_that_a_worker_names(models: Path) -> None:
+    """The same names in both, and an engine that is given them finds the blocks under them."""
+    options = EngineOptions(str(models / "llama"), threads=1, context_length=64, kv_tokens=200, block_size=8)
+    with in_process(options) as (engine, messages):
+        ready = start(messages)
+        assert isinstance(ready, Ready)
+        assert ready.block_size == 8
+        asked = Submit(0, prompt(33, 0), 3)
+        keys = b"".join(prompt_keys(asked, 8))
+        assert len(keys) == 4 * 16
+        engine.send(Watch())
+        assert messages.get(timeout=TIMEOUT) == Cached(b"")
+        reported, cached = b"", []
+        for submit in (asked, replace(asked, seq=1, block_keys=keys)):
+            engine.send(submit)
+            ended = False
+            while not ended:
+                step = messages.get(timeout=TIMEOUT)
+                assert isinstance(step, Step)
+                reported += step.stored
+                cached += [output.cached_tokens for output in step.outputs if output.cached_tokens]
+                ended = any(output.reason for output in step.outputs)
+        assert reported == keys
+        assert cached == [32]
+        engine.send(Watch())
+        answer = messages.get(timeout=TIMEOUT)
+        assert isinstance(answer, Cached)
+        assert answer.keys == keys
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_calls_are_read_whole_and_by_character(family: Family, form: Any) -> Non
     check_calls(family, list(text))
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "form"), FORMATS)
 def test_calls_are_read_at_every_cut(family: Family, form: Any) -> None:
@@ -48,6 +49,7 @@ def test_calls_are_read_at_every_cut(family: Family, form: Any) -> None:
         check_calls(family, [text[:place], text[place:]])
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "form"), FORMATS)
 def test_a_limit_leaves_no_markup(family: Family, form: Any) -> None:

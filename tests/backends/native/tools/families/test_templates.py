@@ -57,6 +57,7 @@ def test_a_template_is_of_its_family(name: str) -> None:
     assert form.can_call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(FAMILIES) - NOT_WRITTEN))
 def test_the_calls_of_a_conversation_are_read_as_they_are_rendered(name: str) -> None:
     source = (FOLDER / f"{name}.jinja").read_text()

@@ -1,0 +1,89 @@
+"""The attention kernel for accelerators: Triton's (`kernels.triton_attention`), where it proves right on the device.
+
+Before a device's first use it is compared there with the reference, in the dtype that is asked for. If Triton is
+missing, does not compile for the device or gives other numbers, the reference runs instead, and one line of the log
+says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+
+import structlog
+import torch
+from torch import Tensor
+
+from backends.native.engine.attention.comparison import TOLERANCES, error_of
+from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
+from backends.native.engine.attention.kv_cache import LayerCache
+from backends.native.engine.attention.reference import reference_kernel
+
+log = structlog.get_logger()
+
+MAX_WIDTH = 256
+"""The widest key or value; a tile of a wider one does not fit into the memory of a multiprocessor."""
+
+
+def supports(device: torch.device, dtype: torch.dtype, params: AttentionParams) -> bool:
+    """Whether Triton's kernel attends so: on an accelerator on which it proved right, without ALiBi or chunks."""
+    if device.type in ("cpu", "meta") or dtype not in TOLERANCES:
+        return False
+    return params.alibi is None and params.chunk is None and is_right(device, dtype)
+
+
+def paged_kernel(
+    queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
+) -> Tensor:
+    """Implements `interface.Kernel` for what it `supports`."""
+    widest = max(queries.shape[2], cache.values.shape[2])
+    if queries.stride(2) != 1 or queries.dtype != cache.keys.dtype or widest > MAX_WIDTH:
+        return reference_kernel(queries, cache, block_size, metadata, params)
+    attend = _routine()
+    starts, contexts = metadata.device_starts, metadata.device_contexts
+    assert starts is not None
+    assert contexts is not None
+    return attend(
+        queries,
+        cache.keys,
+        cache.values,
+        metadata.block_tables,
+        starts,
+        contexts,
+        params.sinks,
+        most_new=max(metadata.query_lengths),
+        page=block_size,
+        scale=params.scale,
+        window=params.sliding_window or 0,
+        softcap=params.softcap or 0.0,
+    )
+
+
+# The result False is kept, too: one check and one line of the log a process.
+@cache
+def is_right(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel gives the reference's numbers on the device."""
+    why = why_not(device, dtype)
+    if why is not None:
+        log.warning("kernel.not_used", kernel="triton_paged", device=str(device), dtype=str(dtype), why=why)
+    return why is None
+
+
+@torch.inference_mode()
+def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernel cannot be used on the device; None: it can."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    try:
+        error = max(error_of(paged_kernel, device, dtype, plain=plain) for plain in (True, False))
+    except Exception as raised:  # whatever Triton's compiler or driver raises
+        return f"{type(raised).__name__}: {raised}"[:500]
+    # `not <=`: NaN fails, too.
+    return None if error <= TOLERANCES[dtype] else f"it differs from the reference by {error:.1e}"
+
+
+def _routine() -> Callable[..., Tensor]:
+    from backends.native.engine.kernels.triton_attention import paged_attention
+
+    return paged_attention

@@ -1,0 +1,56 @@
+"""How far an attention kernel is from the reference on a device: for the check before its use, and for `doctor`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Kernel
+from backends.native.engine.attention.kv_cache import LayerCache
+from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.devices import index_tensor
+
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+"""How far a number may be from the reference's in float32, relative to the largest."""
+_PAGE = 16
+_HEADS, _KEY_HEADS, _WIDTH = 6, 2, 64
+# New tokens and contexts of the sequences of each case: decode, and a prompt beside a decode.
+_CASES = (([1, 1], [1, 70]), ([20, 1], [40, 50]))
+
+
+@torch.inference_mode()
+def error_of(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, plain: bool = True) -> float:
+    """The largest difference from the reference in float32, relative to its largest number.
+
+    Args:
+        kernel: the kernel.
+        device: where it runs.
+        dtype: of queries, keys and values.
+        plain: without a sliding window, a softcap and sinks; otherwise with all three.
+    """
+    return max(_error(kernel, device, dtype, counts, contexts, plain=plain) for counts, contexts in _CASES)
+
+
+def _error(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, counts: list[int], contexts: list[int], *, plain: bool
+) -> float:
+    draw = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw).to(device, dtype)
+
+    width = -(-max(contexts) // _PAGE)
+    # Shuffled: with blocks in order, a kernel that ignored the block tables could be right by chance.
+    tables = torch.randperm(len(contexts) * width, generator=draw).view(len(contexts), width).to(device)
+    cache = LayerCache(*(drawn(tables.numel() * _PAGE, _KEY_HEADS, _WIDTH) for _ in range(2)))
+    metadata = AttentionMetadata(torch.empty(0), counts, contexts, tables)
+    metadata.device_starts = index_tensor([*metadata.starts, sum(counts)], device)
+    metadata.device_contexts = index_tensor(contexts, device)
+    queries = drawn(sum(counts), _HEADS, _WIDTH)
+    scale = _WIDTH**-0.5
+    params = AttentionParams(scale) if plain else AttentionParams(scale, 24, 5.0, drawn(_HEADS))
+    found = kernel(queries, cache, _PAGE, metadata, params).float()
+    exact = LayerCache(cache.keys.float(), cache.values.float())
+    metadata.plans.clear()
+    expected = reference_kernel(queries.float(), exact, _PAGE, metadata, params)
+    return float((found - expected).abs().max() / expected.abs().max())

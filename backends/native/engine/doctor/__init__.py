@@ -1,0 +1,1 @@
+"""What the engine finds on a machine: `gateway doctor`."""

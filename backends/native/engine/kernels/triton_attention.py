@@ -1,0 +1,261 @@
+"""Attention over pages in Triton, for accelerators: one kernel for sequences in decode and for prompts.
+
+Strategy: a program takes one sequence, one key head, a tile of rows (query tokens times the query heads that share the
+key head, so that each key is read once for all of them) and one part of the keys, and follows the block table. The grid
+depends on the number of sequences and on the longest count of new tokens, never on contexts: lengths are read on the
+device, so that a step can be captured in a graph. In decode the keys are split, and a second kernel adds the parts up
+(flash decoding). A slot that nobody wrote is never read: loads are masked, and 0 times NaN would be NaN.
+
+This module needs Triton: `attention.accelerated` imports it where Triton is installed. With `TRITON_INTERPRET=1` the
+kernels run on the CPU, in float32 and float16 (Triton's interpreter multiplies bfloat16 wrongly).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# Not tuned on any hardware yet.
+_DECODE_ROWS, _DECODE_KEYS = 16, 32
+_PROMPT_ROWS, _PROMPT_KEYS = 64, 64
+_PROGRAMS = 256
+"""Decode splits keys until there are so many programs."""
+_MOST_SPLITS = 16
+
+
+@triton.jit
+def _attend(
+    queries,
+    keys,
+    values,
+    output,
+    sums,
+    tables,
+    starts,
+    contexts,
+    sinks,
+    scale,
+    softcap,
+    table_width,
+    query_stride,
+    query_head_stride,
+    key_stride,
+    key_head_stride,
+    value_stride,
+    value_head_stride,
+    HEADS: tl.constexpr,
+    KEY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PADDED: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,
+    VALUE_WIDTH_PADDED: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    SHARING: tl.constexpr = HEADS // KEY_HEADS
+    sequence, key_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, split = part // SPLITS, part % SPLITS
+    start = tl.load(starts + sequence)
+    new = tl.load(starts + sequence + 1) - start
+    context = tl.load(contexts + sequence)
+    if tile * ROWS >= new * SHARING:
+        return
+    row = tile * ROWS + tl.arange(0, ROWS)
+    token, head = row // SHARING, key_head * SHARING + row % SHARING
+    is_row = token < new
+    dim = tl.arange(0, WIDTH_PADDED)
+    value_dim = tl.arange(0, VALUE_WIDTH_PADDED)
+    q = tl.load(
+        queries + (start + token)[:, None] * query_stride + head[:, None] * query_head_stride + dim[None, :],
+        mask=is_row[:, None] & (dim < WIDTH)[None, :],
+        other=0.0,
+    )
+    position = context - new + token
+    # The keys that some row of the tile sees, and of these the ones of this split.
+    end = tl.minimum(context, context - new + (tile * ROWS + ROWS - 1) // SHARING + 1)
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(0, context - new + tile * ROWS // SHARING - WINDOW + 1) // KEYS * KEYS
+    each = tl.cdiv(tl.cdiv(end - begin, SPLITS), KEYS) * KEYS
+    first = begin + split * each
+    last = tl.minimum(end, first + each)
+
+    # Online softmax: the largest score so far, the sum of the weights relative to it, and the weighted values.
+    most = tl.full([ROWS], -1e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    weighted = tl.zeros([ROWS, VALUE_WIDTH_PADDED], tl.float32)
+    for at in range(first, last, KEYS):
+        key = at + tl.arange(0, KEYS)
+        is_key = key < last
+        page = tl.load(tables + sequence * table_width + key // PAGE, mask=is_key, other=0)
+        slot = page.to(tl.int64) * PAGE + key % PAGE
+        k = tl.load(
+            keys + slot[None, :] * key_stride + key_head * key_head_stride + dim[:, None],
+            mask=is_key[None, :] & (dim < WIDTH)[:, None],
+            other=0.0,
+        )
+        # "ieee": NVIDIA's default for float32 is TF32, whose error the self-check would take for a fault.
+        score = tl.dot(q, k.to(q.dtype), input_precision="ieee").to(tl.float32) * scale
+        if HAS_SOFTCAP:
+            score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)  # tanh
+        sees = is_key[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            sees = sees & (key[None, :] > position[:, None] - WINDOW)
+        score = tl.where(sees, score, -float("inf"))
+        higher = tl.maximum(most, tl.max(score, 1))
+        weight = tl.exp(score - higher[:, None])
+        shrink = tl.exp(most - higher)
+        v = tl.load(
+            values + slot[:, None] * value_stride + key_head * value_head_stride + value_dim[None, :],
+            mask=is_key[:, None] & (value_dim < VALUE_WIDTH)[None, :],
+            other=0.0,
+        )
+        total = total * shrink + tl.sum(weight, 1)
+        weighted = weighted * shrink[:, None]
+        weighted += tl.dot(weight.to(v.dtype), v, input_precision="ieee").to(tl.float32)
+        most = higher
+    if HAS_SINKS:
+        # A sink is a score without a value; it is added once.
+        if split == 0:
+            sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
+            higher = tl.maximum(most, sink)
+            shrink = tl.exp(most - higher)
+            total = total * shrink + tl.exp(sink - higher)
+            weighted = weighted * shrink[:, None]
+            most = higher
+
+    place = ((start + token) * HEADS + head).to(tl.int64)
+    is_number = is_row[:, None] & (value_dim < VALUE_WIDTH)[None, :]
+    if SPLITS == 1:
+        divisor = tl.where(total > 0, total, 1.0)
+        found = (weighted / divisor[:, None]).to(output.dtype.element_ty)
+        tl.store(output + place[:, None] * VALUE_WIDTH + value_dim[None, :], found, mask=is_number)
+    else:
+        place = place * SPLITS + split
+        tl.store(output + place[:, None] * VALUE_WIDTH + value_dim[None, :], weighted, mask=is_number)
+        tl.store(sums + place * 2, most, mask=is_row)
+        tl.store(sums + place * 2 + 1, total, mask=is_row)
+
+
+@triton.jit
+def _combine(
+    parts,
+    sums,
+    output,
+    VALUE_WIDTH: tl.constexpr,
+    VALUE_WIDTH_PADDED: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    split, dim = tl.arange(0, SPLITS), tl.arange(0, VALUE_WIDTH_PADDED)
+    most = tl.load(sums + (row * SPLITS + split) * 2)
+    total = tl.load(sums + (row * SPLITS + split) * 2 + 1)
+    # A split without keys has total 0 and counts for nothing.
+    weight = tl.where(total > 0, tl.exp(most - tl.max(most, 0)), 0.0)
+    part = tl.load(
+        parts + (row * SPLITS + split)[:, None] * VALUE_WIDTH + dim[None, :],
+        mask=(total > 0)[:, None] & (dim < VALUE_WIDTH)[None, :],
+        other=0.0,
+    )
+    found = tl.sum(part * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(output + row * VALUE_WIDTH + dim, found.to(output.dtype.element_ty), mask=dim < VALUE_WIDTH)
+
+
+def paged_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    contexts: Tensor,
+    sinks: Tensor | None,
+    *,
+    most_new: int,
+    page: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+    splits: int = 0,
+) -> Tensor:
+    """Causal attention of packed queries over the pages of their sequences.
+
+    Args:
+        queries: [tokens, query heads, width]; only the innermost numbers must be adjacent.
+        keys: [slots, key heads, width], likewise.
+        values: [slots, key heads, value width], likewise.
+        tables: [sequences, blocks], contiguous.
+        starts: [sequences + 1], where each sequence's tokens begin in the pack, and their number.
+        contexts: [sequences], tokens up to the end of this step.
+        sinks: [query heads], or None.
+        most_new: the most tokens of one sequence in this step.
+        page: tokens of a block.
+        scale: the factor of the scores.
+        window: how many tokens a token sees, itself included; 0: all.
+        softcap: see `AttentionParams`; 0: none.
+        splits: the parts of the keys, a power of two; 0: chosen.
+
+    Returns:
+        [tokens, query heads, value width].
+    """
+    tokens, heads, width = queries.shape
+    key_heads, value_width = keys.shape[1], values.shape[2]
+    sharing, decodes = heads // key_heads, most_new == 1
+    splits = splits or (_splits(len(contexts) * key_heads) if decodes else 1)
+    rows = max(_DECODE_ROWS, triton.next_power_of_2(sharing)) if decodes else _PROMPT_ROWS
+    value_padded = max(16, triton.next_power_of_2(value_width))
+    output = queries.new_empty(tokens, heads, value_width)
+    parts: Any = output
+    sums: Any = output
+    if splits > 1:
+        parts = queries.new_empty(tokens, heads, splits, value_width, dtype=torch.float32)
+        sums = queries.new_empty(tokens, heads, splits, 2, dtype=torch.float32)
+    _attend[(len(contexts), key_heads, triton.cdiv(most_new * sharing, rows) * splits)](
+        queries,
+        keys,
+        values,
+        parts,
+        sums,
+        tables,
+        starts,
+        contexts,
+        queries if sinks is None else sinks,
+        scale,
+        softcap,
+        tables.shape[1],
+        *queries.stride()[:2],
+        *keys.stride()[:2],
+        *values.stride()[:2],
+        HEADS=heads,
+        KEY_HEADS=key_heads,
+        WIDTH=width,
+        WIDTH_PADDED=max(16, triton.next_power_of_2(width)),
+        VALUE_WIDTH=value_width,
+        VALUE_WIDTH_PADDED=value_padded,
+        PAGE=page,
+        ROWS=rows,
+        KEYS=_DECODE_KEYS if decodes else _PROMPT_KEYS,
+        WINDOW=window,
+        HAS_SOFTCAP=softcap > 0,
+        HAS_SINKS=sinks is not None,
+        SPLITS=splits,
+    )
+    if splits > 1:
+        _combine[(tokens * heads,)](
+            parts, sums, output, VALUE_WIDTH=value_width, VALUE_WIDTH_PADDED=value_padded, SPLITS=splits
+        )
+    return output
+
+
+def _splits(programs: int) -> int:
+    """How often keys are split, by the programs that there are without."""
+    wanted = min(_MOST_SPLITS, max(1, _PROGRAMS // programs))
+    return 1 << (wanted.bit_length() - 1)

@@ -1,0 +1,99 @@
+"""Products with weights in GGUF blocks are those with the weights that the package `gguf` makes of the same blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from backends.native.engine.kernels.block_product import KINDS, MAX_ROWS, BlockProduct, Blocks
+from tests.backends.native.checkpoints.gguf_files import random_blocks
+from tests.backends.native.engine.kernels.compilers import needs_compiler
+
+pytestmark = [pytest.mark.torch, needs_compiler]
+
+NAMES = [GGMLQuantizationType(kind).name for kind in KINDS]
+DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2**-8)]
+
+
+def made(name: str, outputs: int, inputs: int, seed: int = 0) -> tuple[Blocks, torch.Tensor]:
+    """Random blocks, and the weights [outputs, inputs] that they stand for."""
+    rows = random_blocks((outputs, inputs), name, np.random.default_rng(seed))
+    weights = dequantize(rows, GGMLQuantizationType[name]).astype(np.float32)
+    return Blocks.of(GGMLQuantizationType[name], torch.from_numpy(rows)), torch.from_numpy(weights)
+
+
+def test_the_sizes_of_blocks_are_those_of_the_package() -> None:
+    assert {kind: tuple(GGML_QUANT_SIZES[GGMLQuantizationType(kind)]) for kind in KINDS} == KINDS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_expanded_weights_are_exact(name: str) -> None:
+    blocks, weights = made(name, 37, 512)
+    product = BlockProduct((blocks,), None, torch.float32)
+    [(first, found)] = list(product.expanded())
+    assert first == 0
+    torch.testing.assert_close(found.T, weights, atol=0, rtol=2e-7)
+    ids = torch.tensor([[3, 36], [0, 17]])
+    torch.testing.assert_close(product.look_up(ids), weights[ids], atol=0, rtol=2e-7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+def test_products_equal_those_in_float64(name: str, dtype: torch.dtype, tolerance: float) -> None:
+    # Several blocks of 64 outputs and pieces of 256 inputs, and a rest of each.
+    blocks, weights = made(name, 150, 768)
+    bias = torch.randn(150, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for added in (None, bias):
+        product = BlockProduct((blocks,), added, dtype)
+        for count in (1, 2, 3, 4, 5, 7, 13, MAX_ROWS):
+            rows = torch.randn(count, 768, generator=torch.Generator().manual_seed(count)).to(dtype)
+            expected = rows.double() @ weights.double().T + (0 if added is None else added.double())
+            scale = weights.double().square().sum(1).sqrt()
+            error = (product.multiply(rows).double() - expected).abs() / (expected.abs() + scale)
+            assert error.max() < tolerance, count
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_parts_of_several_kinds_follow_each_other(threads: int) -> None:
+    parts = [made(name, outputs, 256, outputs) for name, outputs in (("Q4_K", 96), ("Q6_K", 32), ("Q8_0", 8))]
+    product = BlockProduct(tuple(blocks for blocks, _ in parts), None, torch.float32)
+    weights = torch.cat([own for _, own in parts])
+    rows = torch.randn(2, 256, 3, generator=torch.Generator().manual_seed(0))[..., 1].view(2, 1, 256)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = product.multiply(rows)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found, rows @ weights.T, atol=1e-3, rtol=1e-4)
+
+
+def test_large_weights_are_expanded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.native.engine.kernels.block_product._EXPANDED_BYTES", 32 * 256 * 4)
+    both = [made(name, 50, 256, seed) for seed, name in enumerate(("Q4_0", "Q5_K"))]
+    product = BlockProduct(tuple(blocks for blocks, _ in both), None, torch.float32)
+    found = list(product.expanded())
+    assert [first for first, _ in found] == [0, 32, 50, 82]
+    whole = torch.cat([part.T for _, part in found])
+    torch.testing.assert_close(whole, torch.cat([own for _, own in both]), atol=0, rtol=2e-7)
+
+
+@pytest.mark.parametrize("bits", [0x0000, 0x8000, 0x0001, 0x83FF, 0x0400, 0x3C00, 0xC000, 0x7BFF])
+def test_every_kind_of_float16_is_a_scale(bits: int) -> None:
+    row: Any = np.zeros((1, 34), np.uint8)
+    row[0, :2] = np.array([bits], np.uint16).view(np.uint8)
+    row[0, 2] = 3
+    product = BlockProduct((Blocks.of(GGMLQuantizationType.Q8_0, torch.from_numpy(row)),), None, torch.float32)
+    assert float(product.look_up(torch.tensor([0]))[0, 0]) == 3 * float(np.array([bits], np.uint16).view(np.float16)[0])
+
+
+@pytest.mark.parametrize("wrong", [-1, 8])
+def test_a_row_that_does_not_exist_is_refused(wrong: int) -> None:
+    product = BlockProduct((made("Q4_1", 8, 32)[0],), None, torch.float32)
+    with pytest.raises(IndexError, match="of a matrix of 8"):
+        product.look_up(torch.tensor([0, wrong]))

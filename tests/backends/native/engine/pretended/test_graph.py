@@ -1,0 +1,131 @@
+"""The graph checker notices what a graph could not replay, and passes the model's part of a decode step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backends.native.engine.loop import Engine
+from backends.native.protocol.messages import Submit
+from tests.backends.native.engine.kernels.compilers import needs_compiler
+from tests.backends.native.engine.pretended.device import PretendedDevice
+from tests.backends.native.engine.pretended.engines import (
+    SAMPLING,
+    assert_same,
+    decode_steps,
+    drive,
+    load,
+    requests,
+    save,
+    wide,
+)
+from tests.backends.native.engine.pretended.graph import why_not_captured
+from tests.backends.native.engine.pretended.kernels import pretend_triton
+from tests.backends.native.engine.tiny import prompt
+
+pytestmark = [pytest.mark.torch, needs_compiler]
+
+
+@pytest.fixture
+def device() -> Iterator[PretendedDevice]:
+    with PretendedDevice() as device, torch.inference_mode():
+        yield device
+
+
+class Step:
+    """A step that a graph could replay: it reads its input where it was, and writes the next one there."""
+
+    def __init__(self, device: PretendedDevice) -> None:
+        self.ids = torch.zeros(4, dtype=torch.int64, device=device.device)
+        self.weight = torch.ones(8, 8, device=device.device)
+        self.calls = 0
+        self.more: Callable[[Step], Any] = lambda _: None
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self.ids.copy_((self.weight[self.ids] @ self.weight).argmax(-1))
+        self.more(self)
+
+
+def _move(step: Step) -> None:
+    step.ids = step.ids + 1
+
+
+MUTATIONS: dict[str, tuple[Callable[[Step], Any], str]] = {
+    "item": (lambda step: step.ids[0].item(), "waits or copies"),
+    "a copy": (lambda step: torch.ones(1).pin_memory().to(step.ids.device, non_blocking=True), "waits or copies"),
+    "a length": (lambda step: step.weight[: step.calls % 7].sum(), "differs"),
+    "a branch": (lambda step: step.weight.sum() if step.calls % 2 else None, "another number of operations"),
+    "a buffer that moves": (_move, "buffers elsewhere"),
+}
+
+
+def test_a_step_that_could_be_captured(device: PretendedDevice) -> None:
+    step = Step(device)
+    assert why_not_captured(device, step, 4, lambda: (step.ids,)) is None
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_it_notices(device: PretendedDevice, mutation: str) -> None:
+    step = Step(device)
+    step.more, why = MUTATIONS[mutation]
+    assert why in (why_not_captured(device, step, 4, lambda: (step.ids,)) or "")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save("llama", tmp_path_factory.mktemp("llama"))
+
+
+def test_with_tritons_attention_a_greedy_step_copies_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with PretendedDevice() as device:
+        pretend_triton(monkeypatch, device)
+        kinds = {kind: SAMPLING[kind] for kind in ("greedy", "sampled")}
+        traces = {
+            kind: (trace.waits.total(), trace.copies.total()) for kind, trace in decode_steps(device, folder, kinds)
+        }
+    # A sampled step sends the keys of its noise, which change with each token.
+    assert traces == {"greedy": (1, 2), "sampled": (1, 3)}
+
+
+@wide
+def test_with_tritons_attention_tokens_are_those_of_the_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = requests()[:5]
+    expected = drive(load(folder, "cpu")[0], asked)
+    with PretendedDevice() as device:
+        pretend_triton(monkeypatch, device)
+        engine, _ = load(folder, "cuda", execution_path="packed")
+        assert_same(drive(engine, asked), expected)
+        assert any(name == "attend" for name, _ in device.trace.kernels)
+
+
+def test_the_models_part_of_a_decode_step_is_one_list_of_operations(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contexts grow up to 56 tokens, and block tables stay 4 pages wide."""
+    with PretendedDevice() as device:
+        pretend_triton(monkeypatch, device)
+        engine, _ = load(folder, "cuda", execution_path="packed", step_tokens=512)
+        assert isinstance(engine, Engine)
+        for seq in range(3):
+            engine.handle(0, Submit(seq, prompt(20 + 12 * seq, seq), 12))
+        lists: list[list[Any]] = []
+        runner = engine._runner._model
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            device.trace.clear()
+            found = runner(*args, **kwargs)
+            assert not device.trace.waits
+            assert not device.trace.copies
+            lists.append(list(device.trace.operations))
+            return found
+
+        engine._runner._model = recorded
+        while engine.busy:
+            engine.step()
+    assert len(lists) == 12
+    assert all(each == lists[1] for each in lists[1:])
