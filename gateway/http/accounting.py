@@ -158,7 +158,8 @@ class RequestAccount:
         self.record = record = record_of(self)
         if self.plan is not None and (ledger := self.service.ledger_of(self.plan.targets[0].endpoint)) is not None:
             ledger.put(record)
-        self.service.requests.add(logged(self, record))
+        if self.plan is not None or self.outcome != "ok":  # answered listings are no requests to a model
+            self.service.requests.add(logged(self, record))
         unit = self.plan.unit if self.plan is not None else None
         log_record(
             record,

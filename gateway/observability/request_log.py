@@ -7,10 +7,11 @@ has copied the slot leaves the entry out.
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -117,28 +118,29 @@ class RequestLog:
         """
         found: list[bytes] = []
         if self._folder is None:
-            return found, {"": self._read("", self._cells[:], position, found)}
+            return found, {"": _read(self._cells.__getitem__, position.get("", 0), found)}
         reached = {}
         for path in sorted(self._folder.glob("*.requests")):
-            with path.open("rb") as file:
-                (last,) = _COUNT.unpack(file.read(_COUNT.size))
-                known = position.get(path.name, 0)
-                # Most looks find nothing new, and read eight bytes.
-                reached[path.name] = last if last <= known else self._read(path.name, _whole(file), position, found)
+            with path.open("rb", buffering=0) as file:
+                # Only the slots that are new: a look that finds nothing reads eight bytes.
+                read = partial(_part, file.fileno())
+                reached[path.name] = _read(read, position.get(path.name, 0), found)
         return found, reached
 
-    @staticmethod
-    def _read(name: str, cells: bytes, position: Mapping[str, int], found: list[bytes]) -> int:
-        last: int
-        (last,) = _COUNT.unpack_from(cells, 0)
-        for number in range(max(position.get(name, 0), last - _SLOTS) + 1, last + 1):
-            at = _COUNT.size + (number % _SLOTS) * _SIZE
-            written, length = _HEAD.unpack_from(cells, at)
-            if written == number:
-                found.append(cells[at + _HEAD.size : at + _HEAD.size + length])
-        return last
+
+def _read(part: Callable[[slice], bytes], known: int, found: list[bytes]) -> int:
+    """Append the entries after the number `known` to `found`; returns the number of the last one."""
+    last: int
+    (last,) = _COUNT.unpack(part(slice(0, _COUNT.size)))
+    for number in range(max(known, last - _SLOTS) + 1, last + 1):
+        at = _COUNT.size + (number % _SLOTS) * _SIZE
+        slot = part(slice(at, at + _SIZE))
+        written, length = _HEAD.unpack_from(slot)
+        # Read again: the writer may have begun to replace the slot while it was copied.
+        if written == number and _COUNT.unpack(part(slice(at, at + _COUNT.size))) == (number,):
+            found.append(slot[_HEAD.size : _HEAD.size + length])
+    return last
 
 
-def _whole(file: BinaryIO) -> bytes:
-    file.seek(0)
-    return file.read()
+def _part(file: int, of: slice) -> bytes:
+    return os.pread(file, of.stop - of.start, of.start)

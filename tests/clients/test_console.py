@@ -7,6 +7,7 @@ import json
 import shlex
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,17 @@ served_entities = [{{ name = "slow", backend = "s", model = "endless" }}]
 served_entities = [{{ name = "cut", backend = "s", model = "error-after-3" }}]
 [endpoints.tools]
 served_entities = [{{ name = "caller", backend = "s", model = "tool-call" }}]
+"""
+
+
+KEYED = """
+[server]
+admin_keys_env = "CONSOLE_ADMIN_KEYS"
+keys_file = "{folder}/keys.json"
+[backends.s]
+kind = "scripted"
+[endpoints.chat]
+served_entities = [{{ name = "only", backend = "s", model = "scripted" }}]
 """
 
 
@@ -290,6 +302,8 @@ def test_somebody_finds_why_a_request_failed(console: Console, url: str) -> None
     assert all(name in detail for name in ("Read and routed", "Wait and prompt", "Asked by", "the console"))
     console.check_layout()
     console.click("Close")
+    console.fill("Outcome", "")
+    console.fill("Endpoint", "hostile")
     before = console.page.run("document.querySelectorAll('.log-table tbody tr').length")
     post(url, {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5})
     console.page.until(f"document.querySelectorAll('.log-table tbody tr').length > {before}")
@@ -301,6 +315,14 @@ def test_the_last_minutes_are_drawn(console: Console) -> None:
     console.fill("Show", "chat:base")
     console.reads("ready", "[aria-label=Backends]")
     console.check_layout()
+
+
+def test_what_is_loaded_is_listed(console: Console) -> None:
+    console.view("Models")
+    console.reads("scripted", "[aria-label=s]")
+    console.check_layout()
+    console.view("Keys")
+    console.reads("The server has no keys_file")
 
 
 def test_hostile_answers_are_text(console: Console) -> None:
@@ -333,3 +355,31 @@ def test_a_wrong_key_is_refused_and_an_admin_key_is_kept_for_the_tab(console: Co
     assert console.page.run("[sessionStorage.length > 0, localStorage.getItem('interlingua.key')]") == [True, None]
     console.click("Log out")
     console.reads("Read-only", ".who")
+
+
+def test_a_key_is_made_and_revoked_where_all_need_one(opened: Console, tmp_path: Path) -> None:
+    """Last: the page goes to another server."""
+    (tmp_path / "gateway.toml").write_text(KEYED.format(folder=tmp_path))
+    (tmp_path / "keys.json").write_text('{"keys": []}')
+    with serving(
+        tmp_path / "log", "--config", str(tmp_path / "gateway.toml"), env={"CONSOLE_ADMIN_KEYS": "root"}
+    ) as url:
+        console = Console(opened.page, url)
+        console.open()
+        console.fill("API key", "root")
+        console.click("Log in")
+        console.reads("Administrator", ".who")
+        console.view("Keys")
+        console.click("New key")
+        console.fill("Name", "colleague")
+        console.fill("Requests a minute", "30")
+        console.click("Make the key")
+        console.reads("shown this once", "[aria-label=Keys]")
+        console.reads("30 requests a minute", "[aria-label=Keys] table")
+        console.check_layout()
+        console.click("Revoke colleague")
+        console.click("Revoke colleague for good")
+        console.page.until("!document.querySelector('[aria-label=Keys] table').innerText.includes('colleague')")
+        assert json.loads((tmp_path / "keys.json").read_text()) == {"keys": []}
+    # The page sees that the server is gone.
+    console.reads("The server does not answer.")

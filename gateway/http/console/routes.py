@@ -14,6 +14,7 @@ from gateway.access.keys_file import Key
 from gateway.http.api.health import READ
 from gateway.http.console.experiments import experiment_view
 from gateway.http.console.feed import Feed
+from gateway.http.console.models import models_view
 from gateway.http.console.requests import texts, visible
 from gateway.http.console.session import key_of, session
 from gateway.http.request import decode_headers
@@ -68,7 +69,13 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
         entries, _ = service.requests.since({})
         return Response(b"[%b]" % b",".join(visible(entries, key)), media_type="application/json")
 
-    return [current, events, experiment, live, requests]
+    @route("/v1/console/models", http_method=READ, include_in_schema=False, opt={"role": "metrics"})
+    async def models(request: Asked) -> Response[bytes]:
+        """What is loaded, where, and how it is."""
+        service.keys.check(decode_headers(request.scope["headers"]), "metrics")
+        return Response(msgspec.json.encode(models_view(service)), media_type="application/json")
+
+    return [current, events, experiment, live, requests, models]
 
 
 async def _written(feed: Feed, topics: Collection[str], key: Key | None) -> AsyncIterator[bytes]:

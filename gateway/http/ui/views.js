@@ -3,7 +3,9 @@
 import * as chat from "./chat/view.js";
 import * as compare from "./compare/view.js";
 import * as experiments from "./experiments/view.js";
+import * as keys from "./keys/view.js";
 import * as live from "./live/view.js";
+import * as models from "./models/view.js";
 import * as protocols from "./protocols/view.js";
 import * as requests from "./requests/view.js";
 
@@ -14,4 +16,6 @@ export const VIEWS = {
   live: { title: "Live", mount: live.mount, topics: ["live"] },
   requests: { title: "Requests", mount: requests.mount, topics: ["requests"] },
   experiments: { title: "Experiments", mount: experiments.mount, topics: ["experiments"] },
+  models: { title: "Models", mount: models.mount },
+  keys: { title: "Keys", mount: keys.mount },
 };

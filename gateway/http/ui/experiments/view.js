@@ -3,7 +3,7 @@ import { call } from "../shared/api.js";
 import { chart } from "../shared/chart.js";
 import { button, h, table } from "../shared/dom.js";
 import * as feed from "../shared/feed.js";
-import { count, dateAndTime, number } from "../shared/format.js";
+import { count, dateAndTime, number, seconds } from "../shared/format.js";
 import { attempt, notice } from "../shared/notices.js";
 import { session } from "../shared/session.js";
 import { marginOf, metricsCard, titleOf, writing } from "./intervals.js";
@@ -120,7 +120,7 @@ class Experiment {
   missing(arm) {
     const days = Object.entries(arm.days_needed).filter(([, value]) => value !== null);
     if (!days.length) return null;
-    return h("small", {}, `At this traffic: ${days.map(([metric, value]) => `${titleOf(metric).toLowerCase()} in about ${value < 1 ? `${number(24 * value)} hours` : `${number(value)} days`}`).join(", ")}.`);
+    return h("small", {}, `At this traffic: ${days.map(([metric, value]) => `${titleOf(metric).toLowerCase()} in about ${value < 2 ? seconds(86400 * value) : `${number(value)} days`}`).join(", ")}.`);
   }
 
   ramp() {

@@ -16,7 +16,8 @@ const FILTERS = [
   ["outcome", "Outcome"],
 ];
 
-let kept = { key: null, entries: [] }; // of the last time that the view was shown, so that opening a request shows no empty list
+// Of the last time that the view was shown: opening a request must neither empty the list nor forget the filters.
+let kept = { key: null, entries: [], wanted: {} };
 
 export function mount(root, id) {
   let entries = kept.key === session.now.key ? kept.entries : [];
@@ -53,7 +54,7 @@ export function mount(root, id) {
       const values = [...new Set(entries.map((entry) => entry[name] ?? "–"))].sort();
       if (name === "outcome" && values.some((value) => value !== "ok")) values.unshift("not ok");
       if (values.length + 1 === select.length) continue;
-      const wanted = select.value;
+      const wanted = select.length > 1 ? select.value : (kept.wanted[name] ?? "");
       select.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(value, value, false, value === wanted)));
     }
   }
@@ -109,7 +110,7 @@ export function mount(root, id) {
   ];
   return () => {
     left = true;
-    kept = { key: session.now?.key ?? null, entries };
+    kept = { key: session.now?.key ?? null, entries, wanted: Object.fromEntries(filters.map(({ name, select }) => [name, select.value])) };
     ends.forEach((end) => end());
   };
 }
