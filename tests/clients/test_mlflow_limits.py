@@ -59,7 +59,7 @@ def test_a_limit_that_mlflow_sets_holds(client, url: str) -> None:
     assert client.get_endpoint("chat")["ai_gateway"]["rate_limits"] == limits
     assert client.predict(endpoint="chat", inputs=INPUTS)["choices"]
     assert list(client.predict_stream(endpoint="chat", inputs=INPUTS))
-    # Not by mlflow, which would wait for the end of the minute, as it is told.
+    # Not by mlflow, which would wait for the end of the minute, as retry-after says.
     headers = {"authorization": "Bearer root"}
     refused = requests.post(f"{url}/serving-endpoints/chat/invocations", json=INPUTS, headers=headers, timeout=60)
     assert (refused.status_code, refused.json()["error_code"]) == (429, "REQUEST_LIMIT_EXCEEDED")
@@ -69,7 +69,7 @@ def test_a_limit_that_mlflow_sets_holds(client, url: str) -> None:
     assert client.predict(endpoint="chat", inputs=INPUTS)["choices"]
 
 
-def test_mlflow_waits_as_long_as_it_is_told_and_gets_its_answer(client) -> None:
+def test_mlflow_waits_for_retry_after_and_gets_its_answer(client) -> None:
     answers: list[object] = []
     threads = [
         threading.Thread(target=lambda: answers.append(client.predict(endpoint="busy", inputs=INPUTS)["choices"]))
