@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from backends.base import Backend, Health, RunsEngine
+from backends.base import Backend, EngineState, Health, RunsEngine
 from gateway.observability.metrics import SECONDS, TOKEN_SECONDS, Metrics
 from gateway.observability.series_file import Labels, Totals
 
@@ -152,10 +152,7 @@ class LiveFigures:
 
     def _engines(self) -> dict[str, EngineFigures]:
         found = {}
-        runners = (backend for backend in self._backends.values() if isinstance(backend, RunsEngine))
-        for name, state in (item for runner in runners for item in runner.engine_states.items()):
-            if state is None:
-                continue
+        for name, state in self._engine_states():
             old = self._before_engines.get(name, (0, 0, 0))
             queries, hits = state.prefix_queries - old[0], state.prefix_hits - old[1]
             self._before_engines[name] = state.prefix_queries, state.prefix_hits, state.preemptions
@@ -168,6 +165,14 @@ class LiveFigures:
                 state.resident_bytes,
             )
         return found
+
+    def _engine_states(self) -> Iterator[tuple[str, EngineState]]:
+        """The engines that run, by their backend's name, which is followed by the engine's if there are several."""
+        for name, backend in self._backends.items():
+            states = backend.engine_states if isinstance(backend, RunsEngine) else {}
+            for engine, state in states.items():
+                if state is not None:
+                    yield name if len(states) == 1 else f"{name} {engine}", state
 
     def _states(self, totals: Totals, health: Mapping[str, Health]) -> dict[str, BackendState]:
         attempts = self._counted(totals, "gw_upstream_attempts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from backends.base import EngineState, RunsEngine
+from backends.base import Backend, EngineState, RunsEngine
 from backends.controls import HasControls
 from gateway.service import Service
 
@@ -19,7 +19,7 @@ class ModelView(msgspec.Struct, frozen=True):
         status, detail: its state, and why.
         endpoints: those that it answers for.
         asleep: the level of its sleep; null: it is no native model.
-        engine: the last report of its engine; null without one.
+        engines: the last report of each engine that runs, by the engine's name.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ModelView(msgspec.Struct, frozen=True):
     dtype: str | None
     lora_adapters: tuple[str, ...]
     asleep: int | None
-    engine: EngineState | None
+    engines: dict[str, EngineState]
 
 
 def models_view(service: Service) -> list[ModelView]:
@@ -64,7 +64,13 @@ def models_view(service: Service) -> list[ModelView]:
                 can.dtype,
                 can.lora_adapters,
                 backend.controls.asleep if isinstance(backend, HasControls) else None,
-                backend.engine_state if isinstance(backend, RunsEngine) else None,
+                _running(backend),
             )
         )
     return found
+
+
+def _running(backend: Backend) -> dict[str, EngineState]:
+    """The last report of each engine of a backend that runs."""
+    states = backend.engine_states if isinstance(backend, RunsEngine) else {}
+    return {name: state for name, state in states.items() if state is not None}

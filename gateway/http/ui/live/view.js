@@ -88,7 +88,7 @@ export function mount(root) {
     }
     const rows = Object.entries(last.backends).map(([name, state]) => {
       const open = state.status === "ready" && state.detail;
-      const engine = last.engines[name];
+      const engines = Object.entries(last.engines).filter(([engine]) => engine === name || engine.startsWith(`${name} `));
       const failures = Object.entries(sums[name].failures).map(([kind, value]) => `${kind.replaceAll("_", " ")} ${count(value)}`);
       return [
         name,
@@ -97,7 +97,7 @@ export function mount(root) {
         h("span", { class: "wrap" }, [state.detail, ...failures].filter(Boolean).join("; ") || "–"),
         count(sums[name].attempts),
         count(sums[name].retries),
-        engine ? bytes(engine.resident_bytes) : "–",
+        engines.length ? bytes(engines.reduce((sum, [, engine]) => sum + engine.resident_bytes, 0)) : "–",
       ];
     });
     const columns = [{ title: "Backend" }, { title: "State" }, { title: "Breaker" }, { title: "Why" }, { title: "Attempts", number: true }, { title: "Retries", number: true }, { title: "Memory", number: true }];

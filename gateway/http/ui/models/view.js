@@ -26,7 +26,9 @@ export function mount(root) {
 }
 
 function card(model, load) {
-  const { engine } = model;
+  const engines = Object.values(model.engines);
+  const sum = (name) => engines.reduce((total, engine) => total + engine[name], 0);
+  const some = engines.length > 0;
   const sleeping = model.asleep > 0;
   const facts = [
     ["Kind", model.kind],
@@ -35,9 +37,9 @@ function card(model, load) {
     ["Endpoints", model.endpoints.join(", ") || "none"],
     ["Context", model.context_length && `${count(model.context_length)} tokens`],
     ["Device", [model.device, model.dtype].filter(Boolean).join(", ")],
-    ["Memory", engine && bytes(engine.resident_bytes)],
-    ["KV cache in use", engine && percent(engine.kv_usage)],
-    ["Running, waiting", engine && `${count(engine.running)}, ${count(engine.waiting)}`],
+    ["Memory", some && bytes(sum("resident_bytes"))],
+    ["KV cache in use", some && percent(sum("kv_usage") / engines.length)],
+    ["Running, waiting", some && `${count(sum("running"))}, ${count(sum("waiting"))}`],
     ["Why", model.detail],
   ].filter(([, value]) => value);
   return h(
