@@ -109,6 +109,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "usage_tracking_config": {"enabled": True},
         "fallback_config": {"enabled": False},
         "rate_limits": [{"renewal_period": "minute", "calls": 9}],
+        "guardrails": {"input": {"pii": {"behavior": "MASK"}}},
     },
 }
 """The name of a route's wire struct -> a body that has every struct within it."""

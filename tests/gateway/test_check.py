@@ -148,7 +148,7 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
     "kind": (('kind = "openai"', 'kind = "opena"'), 8, "no backend of kind 'opena'"),
     "vllm": (('kind = "openai"', 'kind = "vllm"'), 8, "for vllm say 'openai'"),
     "no kind": (('kind = "openai"\n', ""), 7, "`kind` is missing"),
-    "no url": (('url = "http://127.0.0.1:9/v1"\n', ""), 7, "`url` is missing"),
+    "no url": (('url = "http://127.0.0.1:9/v1"\n', ""), 7, "give `url`, or `urls` for several servers"),
     "dialect": ("[server.dialects]\ntgi = 'mindi'\n", END + 1, "there is no dialect 'mindi'"),
     "protocol": ("[server.dialects]\ntgii = 'mindie'\n", END + 1, "there is no protocol 'tgii'"),
     "dialect field": ("[server.dialect_options.mindie]\nfulltext = true\n", END, "did you mean 'full_text'?"),

@@ -94,9 +94,7 @@ UNSERVABLE = {
     ),
     "[server.dialect_options.mindie]\nfull_text = 1": "dialect_options.mindie: Expected `bool`, got `int`",
     "[backends.far]\nkind = 'opena'": "backends.far: there is no backend of kind 'opena'; there are anthropic, ",
-    "[backends.far]\nkind = 'openai'\nurll = ''": (
-        "backends.far: `url` is missing\nbackends.far.urll: unknown field; did you mean 'url'?"
-    ),
+    "[backends.far]\nkind = 'openai'\nurll = ''": ("backends.far.urll: unknown field; did you mean 'url'?"),
 }
 
 
