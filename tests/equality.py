@@ -224,7 +224,7 @@ def _ollama_stream(frames: list[Any]) -> Said:
     last = frames[-1]
     assert [frame["done"] for frame in frames] == [False] * (len(frames) - 1) + [True]
     text = "".join(frame["message"]["content"] if "message" in frame else frame["response"] for frame in frames)
-    return Said(text, REASONS[last["done_reason"]], last["eval_count"], last["prompt_eval_count"])
+    return Said(text, REASONS[last["done_reason"]], last.get("eval_count", 0), last.get("prompt_eval_count", 0))
 
 
 def _gemini_body(ask: Ask, stream: bool) -> dict[str, Any]:

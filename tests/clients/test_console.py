@@ -215,7 +215,7 @@ def test_one_question_is_asked_in_every_protocol(console: Console) -> None:
         console.page.until(f"{badges}.every((text) => text === {json.dumps(state)})")
         if endpoint == "hostile":
             texts = console.page.run("[...document.querySelectorAll('.assembled')].map((text) => text.textContent)")
-            assert texts == [HOSTILE] * 6
+            assert texts == [HOSTILE] * 8
     console.check_layout()
     # What is copied is read by the languages themselves.
     snippets = "import('/ui/protocols/snippets.js')"

@@ -38,7 +38,7 @@ ROUTES = [
     for dialect in adapter.dialects.values()
     for codec in [adapter.server(dialect)]
     for route in codec.routes
-    if route.method != "GET"
+    if route.method != "GET" and route.kind != "describe"
 ]
 
 

@@ -35,7 +35,7 @@ SERVERS = [
     for name, adapter in adapters().items()
     for dialect, value in adapter.dialects.items()
     for route in adapter.server(value).routes
-    if route.method != "GET"
+    if route.method != "GET" and (route.kind != "describe" or route.body is not None)
 ]
 SCALARS = st.one_of(
     st.none(),
@@ -88,7 +88,8 @@ def test_a_body_is_decoded_or_refused(server: Any, route: Route, data: st.DataOb
         raw = raw[:start] + data.draw(st.binary(max_size=6)) + raw[start + data.draw(st.integers(0, 6)) :]
     call = Call("r1", Catalog({}), {"name": "m", "model": "m"})
     with contextlib.suppress(GatewayError):
-        server.decode(route, raw, call)
+        # A description reads its body itself.
+        server.describe(route, call, raw) if route.kind == "describe" else server.decode(route, raw, call)
 
 
 @given(

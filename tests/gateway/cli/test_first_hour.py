@@ -187,6 +187,6 @@ def test_a_first_start_at_a_narrow_terminal(folder: Path) -> None:
     assert re.search(r"openai chat chat->a 200 \d+ ms \d+\+\d+ tok", text)
     assert re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text) is None
     # A curl for each protocol, and one that streams.
-    assert text.count("\ncurl ") == 6
+    assert text.count("\ncurl ") == 8
     assert text.count("curl -N ") == 1
     assert "Traceback" not in text
