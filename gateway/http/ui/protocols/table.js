@@ -5,7 +5,8 @@ const encoded = encodeURIComponent;
 
 /**
  * `path`, `body` and `headers` make the request for a model, a prompt and the most tokens. `text` is the piece of an
- * event's data, `ends` whether the event is the answer's proper end (null: the protocol marks none).
+ * event's data, `ends` whether the event is the answer's proper end (null: the protocol marks none). `lines`: the stream
+ * has lines of JSON instead of server-sent events.
  */
 export const PROTOCOLS = [
   {
@@ -52,6 +53,21 @@ export const PROTOCOLS = [
     body: (_, prompt, most) => ({ messages: chat(prompt), max_tokens: most, stream: true }),
     text: (data) => data.choices?.[0]?.delta?.content,
     ends: (_, raw) => raw === "[DONE]",
+  },
+  {
+    name: "Gemini",
+    path: (model) => `/v1beta/models/${encoded(model)}:streamGenerateContent?alt=sse`,
+    body: (_, prompt, most) => ({ contents: [{ role: "user", parts: [{ text: prompt }] }], generationConfig: { maxOutputTokens: most } }),
+    text: (data) => data.candidates?.[0]?.content?.parts?.map((part) => part.text ?? "").join(""),
+    ends: (data) => Boolean(data.candidates?.[0]?.finishReason),
+  },
+  {
+    name: "Ollama",
+    path: () => "/api/chat",
+    body: (model, prompt, most) => ({ model, messages: chat(prompt), options: { num_predict: most } }),
+    lines: true,
+    text: (data) => data.message?.content,
+    ends: (data) => data.done,
   },
 ];
 

@@ -2,7 +2,7 @@
 import { errorText, failure, send } from "../shared/api.js";
 import { MARK } from "../shared/ask.js";
 import { field, h } from "../shared/dom.js";
-import { events } from "../shared/events.js";
+import { events, lines } from "../shared/events.js";
 import { pausedFor } from "../shared/feed.js";
 import { seconds } from "../shared/format.js";
 import { copyButton } from "../shared/markdown.js";
@@ -106,9 +106,11 @@ class Card {
 
   async read(answer, noteFirst) {
     let complete = this.protocol.ends === null;
-    for await (const { event, data, comment } of events(answer.body)) {
+    const parts = this.protocol.lines ? lines : events;
+    for await (const { event, data, comment } of parts(answer.body)) {
       if (comment) continue;
-      if (this.raw.textContent.length < MOST_RAW) this.raw.append(`${event === "message" ? "" : `event: ${event}\n`}data: ${data}\n\n`);
+      const shown = this.protocol.lines ? `${data}\n` : `${event === "message" ? "" : `event: ${event}\n`}data: ${data}\n\n`;
+      if (this.raw.textContent.length < MOST_RAW) this.raw.append(shown);
       this.raw.scrollTop = this.raw.scrollHeight;
       const read = data === "[DONE]" ? {} : JSON.parse(data);
       const error = errorText(read) || errorText(read.response);

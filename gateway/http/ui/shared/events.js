@@ -1,7 +1,17 @@
-// Server-sent events of an answer's body. `EventSource` cannot send a key, nor a body.
+// The events of an answer's body, as it comes. `EventSource` cannot send a key, nor a body.
 
-/** The events of a body: { event, data }, and { comment: true } for what only shows that the server is there. */
+/** Server-sent events: { event, data }, and { comment: true } for what only shows that the server is there. */
 export async function* events(body) {
+  for await (const block of pieces(body, "\n\n")) yield parsed(block);
+}
+
+/** Lines of JSON, in the same form. */
+export async function* lines(body) {
+  for await (const data of pieces(body, "\n")) if (data.trim()) yield { event: "message", data, comment: false };
+}
+
+/** The parts of a body that end with `end`. */
+async function* pieces(body, end) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -9,9 +19,9 @@ export async function* events(body) {
       const { done, value } = await reader.read();
       if (done) return;
       rest += value.replaceAll("\r\n", "\n");
-      const blocks = rest.split("\n\n");
-      rest = blocks.pop();
-      yield* blocks.map(parsed);
+      const whole = rest.split(end);
+      rest = whole.pop();
+      yield* whole;
     }
   } finally {
     reader.cancel().catch(() => {});
