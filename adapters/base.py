@@ -15,7 +15,7 @@ import msgspec
 
 from schemas.catalog import Catalog, Change
 from schemas.completion import Completion
-from schemas.errors import GatewayError
+from schemas.errors import GatewayError, MethodNotAllowed
 from schemas.ir import Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
 from schemas.origin import Relay
 from schemas.quota import Quota
@@ -35,6 +35,17 @@ TOKEN_IDS = "x-interlingua-token-ids"
 def token_id_headers(ids: TokenIds) -> Headers:
     """The header that names the source of the token ids; none if that is the model."""
     return () if ids == "model" else ((TOKEN_IDS, ids),)
+
+
+def error_headers(error: GatewayError) -> Headers:
+    """The headers of the reply to an error: when to try again, and the methods that a path has."""
+    headers: Headers = ()
+    if error.retry_after is not None:
+        # Whole seconds, at least 1: Anthropic's SDKs ignore a `retry-after` of 0 and use their own backoff.
+        headers += (("retry-after", str(max(1, round(error.retry_after)))),)
+    if isinstance(error, MethodNotAllowed) and error.allowed:
+        headers += (("allow", ", ".join(error.allowed)),)
+    return headers
 
 
 class Route(msgspec.Struct, frozen=True):

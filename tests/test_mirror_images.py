@@ -60,7 +60,7 @@ CARRIES = {
     "databricks": CHATS - SEEDED,
     "anthropic": CHATS - SEEDED,
     "gemini": CHATS,
-    "ollama": CHATS,
+    "ollama": CHATS | RAW_FORMS,
     "tgi": CHATS | RAW_FORMS,
     "tgi-0.9": RAW_FORMS,
     "mindie": CHATS,

@@ -9,14 +9,14 @@ from __future__ import annotations
 import msgspec
 
 from adapters.anthropic.dialects import Dialect
-from adapters.base import Headers, Reply
+from adapters.base import Headers, Reply, error_headers
 from adapters.blocks import Blocks, Opened, Said
-from adapters.body import UNREADABLE
+from adapters.calls import written_arguments
 from adapters.fold import blocks
 from adapters.sse import guard
 from schemas import anthropic as wire
 from schemas.completion import Choice, Completion
-from schemas.errors import BackendFailed, GatewayError, MethodNotAllowed
+from schemas.errors import GatewayError
 from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Relayed, Started, ToolCall, Usage
 
 _json = msgspec.json.Encoder().encode
@@ -48,13 +48,8 @@ def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Re
 
 def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
     """The reply to an error."""
-    headers: Headers = ()
-    if error.retry_after is not None:
-        # Whole seconds, at least 1: Anthropic's SDKs ignore a `retry-after` of 0 and use their own backoff.
-        headers += (("retry-after", str(max(1, round(error.retry_after)))),)
-    if isinstance(error, MethodNotAllowed) and error.allowed:
-        headers += (("allow", ", ".join(error.allowed)),)
-    return Reply(error_body(dialect, error), dialect.wording.failures[error.kind].status, headers=headers)
+    status = dialect.wording.failures[error.kind].status
+    return Reply(error_body(dialect, error), status, headers=error_headers(error))
 
 
 def error_body(dialect: Dialect, error: GatewayError) -> bytes:
@@ -195,7 +190,8 @@ def _content(choice: Choice) -> tuple[Block, ...]:
         if isinstance(block, ToolCall):
             # In a stream the pieces of truncated arguments are sent as they are; in a whole answer `input` must be an
             # object.
-            content.append(_tool_use(block, truncated=choice.reason is FinishReason.LENGTH))
+            arguments = written_arguments(block, truncated=choice.reason is FinishReason.LENGTH)
+            content.append(wire.ToolUseBlock(block.id, block.name, arguments))
         elif block[0] == "reasoning":
             content.append(wire.ThinkingBlock(block[1]))
         elif content and isinstance(content[-1], wire.TextBlock):  # a refusal is text
@@ -203,18 +199,6 @@ def _content(choice: Choice) -> tuple[Block, ...]:
         else:
             content.append(wire.TextBlock(block[1]))
     return tuple(content)
-
-
-def _tool_use(call: ToolCall, *, truncated: bool) -> wire.ToolUseBlock:
-    """The block of a tool call. A truncated one has an empty input, because half an object is none."""
-    arguments = (call.arguments or "{}").encode()
-    try:
-        msgspec.json.decode(arguments, type=dict)
-    except UNREADABLE:
-        if not truncated:
-            raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
-        arguments = b"{}"
-    return wire.ToolUseBlock(call.id, call.name, msgspec.Raw(arguments))
 
 
 def _usage(usage: Usage) -> wire.Usage:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.body import UNREADABLE
+from adapters.calls import read_arguments
 from adapters.outbound import image_url
 from schemas import anthropic as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
@@ -164,7 +164,8 @@ def _blocks(message: Message) -> Blocks:
     if message.role == "tool":
         return [{"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": blocks}]
     return blocks + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": _arguments(call)} for call in message.tool_calls
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": read_arguments(call)}
+        for call in message.tool_calls
     ]
 
 
@@ -177,10 +178,3 @@ def _block(part: Part) -> dict[str, Any]:
     # From the right: a media type may have parameters of its own (`image/png;name=a;base64,`).
     media, _, data = url.removeprefix("data:").rpartition(";base64,")
     return {"type": "image", "source": {"type": "base64", "media_type": media or "image/png", "data": data}}
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
-    except UNREADABLE:
-        raise InvalidRequest("A tool call's arguments must be a JSON object.", param="messages") from None

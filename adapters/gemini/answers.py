@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.base import JSON, Headers, Reply
-from adapters.body import UNREADABLE
+from adapters.base import JSON, Headers, Reply, error_headers
+from adapters.calls import written_arguments
 from adapters.fold import blocks, join_calls
 from adapters.gemini.decode import THOUGHTS
 from adapters.gemini.dialects import Dialect
 from adapters.sse import guard
 from schemas import gemini as wire
 from schemas.completion import Choice, Completion
-from schemas.errors import BackendFailed, GatewayError, MethodNotAllowed
+from schemas.errors import GatewayError
 from schemas.ir import (
     Delta,
     Embed,
@@ -61,12 +61,7 @@ def encode_embeddings(request: Embed, answer: Embeddings) -> Reply:
 
 def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
     """The reply to an error."""
-    headers: Headers = ()
-    if error.retry_after is not None:
-        headers += (("retry-after", str(max(1, round(error.retry_after)))),)
-    if isinstance(error, MethodNotAllowed) and error.allowed:
-        headers += (("allow", ", ".join(error.allowed)),)
-    return Reply(_error(dialect, error), dialect.wording.failures[error.kind].status, headers=headers)
+    return Reply(_error(dialect, error), dialect.wording.failures[error.kind].status, headers=error_headers(error))
 
 
 class StreamWriter:
@@ -201,23 +196,12 @@ def _calls(
         wire.WrittenPart(
             function_call=wire.WrittenCall(
                 call.name,
-                _arguments(call, truncated=reason is FinishReason.LENGTH),
+                written_arguments(call, truncated=reason is FinishReason.LENGTH),
                 call.id or f"call_{request.id}_{choice}_{index}",
             )
         )
         for index, call in enumerate(calls)
     )
-
-
-def _arguments(call: ToolCall, *, truncated: bool) -> msgspec.Raw:
-    """The arguments of a call. A truncated one has none, because half an object is none."""
-    try:
-        msgspec.json.decode(call.arguments, type=dict)
-    except UNREADABLE:
-        if not truncated:
-            raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
-        return msgspec.Raw(b"{}")
-    return msgspec.Raw(call.arguments.encode())
 
 
 def _logprobs(request: Generate, tokens: tuple[Token, ...]) -> wire.LogprobsResult | None:

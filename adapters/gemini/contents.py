@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from adapters.body import UNREADABLE
-from adapters.open_calls import OpenCalls
+from adapters.calls import OpenCalls, read_arguments
 from adapters.outbound import image_url
 from schemas import gemini as wire
 from schemas.errors import InvalidRequest
@@ -163,7 +163,7 @@ def _parts(message: Message) -> list[dict[str, Any]]:
     written += [_written(part) for part in parts if not isinstance(part, TextPart) or part.text]
     written += [
         {
-            "functionCall": {"id": call.id, "name": call.name, "args": _arguments(call)},
+            "functionCall": {"id": call.id, "name": call.name, "args": read_arguments(call)},
             "thoughtSignature": _UNSIGNED,
         }
         for call in message.tool_calls
@@ -192,10 +192,3 @@ def _response(message: Message, names: dict[str, str]) -> dict[str, Any]:
     name = names.get(message.tool_call_id or "") or message.name or ""
     id = {"id": message.tool_call_id} if message.tool_call_id else {}
     return {"functionResponse": {"name": name, "response": response} | id}
-
-
-def _arguments(call: ToolCall) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
-    except UNREADABLE:
-        raise InvalidRequest("A tool call's arguments must be a JSON object.", param="messages") from None

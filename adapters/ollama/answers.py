@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from adapters.base import Headers, Reply
-from adapters.body import UNREADABLE
+from adapters.base import Headers, Reply, error_headers
+from adapters.calls import written_arguments
 from adapters.fold import join_calls, visible_text
 from adapters.ollama.dialects import Dialect
 from adapters.openai.inbound.logprobs import chat_logprobs
 from adapters.sse import guard
 from schemas import ollama as wire
 from schemas.completion import Completion
-from schemas.errors import BackendFailed, GatewayError, MethodNotAllowed
+from schemas.errors import GatewayError
 from schemas.ir import (
     Delta,
     Embed,
@@ -95,12 +95,7 @@ def empty_answer(model: str, operation: str, now: float) -> Reply:
 
 def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
     """The reply to an error."""
-    headers: Headers = ()
-    if error.retry_after is not None:
-        headers += (("retry-after", str(max(1, round(error.retry_after)))),)
-    if isinstance(error, MethodNotAllowed) and error.allowed:
-        headers += (("allow", ", ".join(error.allowed)),)
-    return Reply(_error(error), dialect.wording.failures[error.kind].status, headers=headers)
+    return Reply(_error(error), dialect.wording.failures[error.kind].status, headers=error_headers(error))
 
 
 class StreamWriter:
@@ -216,21 +211,10 @@ def _calls(request: Generate, calls: tuple[ToolCall, ...], reason: FinishReason)
     return tuple(
         wire.WrittenCall(
             call.id or f"call_{request.id}_{index}",
-            wire.WrittenFunction(index, call.name, _arguments(call, truncated=reason is FinishReason.LENGTH)),
+            wire.WrittenFunction(index, call.name, written_arguments(call, truncated=reason is FinishReason.LENGTH)),
         )
         for index, call in enumerate(calls)
     )
-
-
-def _arguments(call: ToolCall, *, truncated: bool) -> msgspec.Raw:
-    """The arguments of a call. A truncated one has none, because half an object is none."""
-    try:
-        msgspec.json.decode(call.arguments, type=dict)
-    except UNREADABLE:
-        if not truncated:
-            raise BackendFailed("The model's call of a tool is not a JSON object.", code="bad_tool_call") from None
-        return msgspec.Raw(b"{}")
-    return msgspec.Raw(call.arguments.encode())
 
 
 def _logprobs(request: Generate, tokens: tuple[Token, ...]) -> tuple[TokenLogprob, ...]:

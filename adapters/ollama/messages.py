@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from adapters.body import UNREADABLE
-from adapters.open_calls import OpenCalls
+from adapters.calls import OpenCalls, read_arguments
 from adapters.outbound import image_url, inexpressible
 from schemas import ollama as wire
 from schemas.errors import InvalidRequest
@@ -124,8 +123,4 @@ def _message(message: Message, tools: dict[str, str]) -> dict[str, Any]:
 
 
 def _call(call: ToolCall, index: int) -> dict[str, Any]:
-    try:
-        arguments = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
-    except UNREADABLE:
-        raise InvalidRequest("A tool call's arguments must be a JSON object.", param="messages") from None
-    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": read_arguments(call)}}
