@@ -64,7 +64,8 @@ def _handler(path: str, file: Path, policy: str) -> HTTPRouteHandler:
         "etag": tag,
     }
 
-    @route(path, http_method=READ, include_in_schema=False)
+    # A page is described in /openapi.json, what it loads is not.
+    @route(path, http_method=READ, include_in_schema=False, opt={"undescribed": file.suffix != ".html"})
     async def send(request: Request[Any, Any, Any]) -> Response[bytes]:
         """A file of a page in the browser."""
         if request.headers.get("if-none-match") == tag:

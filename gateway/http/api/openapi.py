@@ -154,7 +154,7 @@ def _add_variant(operation: Json, variant: Json, route: Route) -> None:
 def _own_operations(own: Iterable[HTTPRouteHandler]) -> Iterable[tuple[str, str, Json]]:
     """Path, method and description of the routes of no protocol."""
     for handler in own:
-        for path in handler.paths:
+        for path in () if handler.opt.get("undescribed") else handler.paths:
             for method in sorted(set(handler.http_methods) - {"HEAD"}):
                 described = _own_operation(handler.fn.__doc__, open=not handler.opt.get("role"))
                 if query := handler.opt.get("query"):
