@@ -36,8 +36,11 @@ export function mount(root, name) {
     view = new Experiment(endpoint.name, body);
   }
 
+  // A question that waits for its answer would be drawn over.
+  const asks = () => page.querySelector(".confirm") !== null;
+
   open(name);
-  const ends = [session.on(() => (shown && compared().some((each) => each.name === shown) ? view.splitChanged() : open(shown))), feed.on("experiments", () => view?.read())];
+  const ends = [session.on(() => (shown && compared().some((each) => each.name === shown) ? view.splitChanged() : open(shown))), feed.on("experiments", () => asks() || view?.read())];
   return () => {
     ends.forEach((end) => end());
     view?.leave();
