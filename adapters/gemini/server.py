@@ -21,67 +21,38 @@ from schemas.quota import Quota
 
 _CHAT = {"contents": [{"role": "user", "parts": [{"text": "What is the capital of France?"}]}]}
 _TEXT = {"content": {"parts": [{"text": "Hello!"}]}}
+_TEXTS = {"requests": [_TEXT]}
+_GENERATE = (wire.GenerateRequest, wire.GenerateAnswer, _CHAT)
+"""The structs and the example of both routes that generate."""
 
 
 def _routes(version: str) -> Iterator[Route]:
     """The routes of one version of the API."""
-    model = f"/{version}/models/{{model:path}}"
-    yield Route(
-        "POST",
-        f"{model}:generateContent",
-        "generate",
-        "generate",
-        "Answer a conversation",
-        body=wire.GenerateRequest,
-        answer=wire.GenerateAnswer,
-        example=_CHAT,
-    )
-    yield Route(
-        "POST",
-        f"{model}:streamGenerateContent",
-        "stream",
-        "generate",
-        "Answer a conversation as it is written (`alt=sse`: as events)",
-        body=wire.GenerateRequest,
-        answer=wire.GenerateAnswer,
-        streams=True,
-        example=_CHAT,
-    )
-    yield Route(
-        "POST",
-        f"{model}:countTokens",
-        "count_tokens",
-        "tokenize",
-        "Count the tokens of a conversation",
-        body=wire.CountRequest,
-        answer=wire.Count,
-        example=_CHAT,
-    )
-    yield Route(
-        "POST",
-        f"{model}:embedContent",
-        "embed",
-        "embed",
-        "Embed a text",
-        body=wire.EmbedRequest,
-        answer=wire.EmbedAnswer,
-        example=_TEXT,
-    )
-    yield Route(
-        "POST",
-        f"{model}:batchEmbedContents",
-        "batch_embed",
-        "embed",
-        "Embed texts",
-        body=wire.BatchRequest,
-        answer=wire.BatchAnswer,
-        example={"requests": [_TEXT]},
-    )
+    listing, model = f"/{version}/models", f"/{version}/models/{{model:path}}"
+    for verb, name, kind, summary, body, answer, example in (
+        ("generateContent", "generate", "generate", "Answer a conversation", *_GENERATE),
+        ("streamGenerateContent", "stream", "generate", "Answer as it is written (`alt=sse`: as events)", *_GENERATE),
+        ("countTokens", "count_tokens", "tokenize", "Count the tokens", wire.CountRequest, wire.Count, _CHAT),
+        ("embedContent", "embed", "embed", "Embed a text", wire.EmbedRequest, wire.EmbedAnswer, _TEXT),
+        ("batchEmbedContents", "batch_embed", "embed", "Embed texts", wire.BatchRequest, wire.BatchAnswer, _TEXTS),
+    ):
+        yield Route(
+            "POST",
+            f"{model}:{verb}",
+            name,
+            kind,  # type: ignore[arg-type]
+            summary,
+            body=body,
+            answer=answer,
+            streams=name == "stream",
+            example=example,
+        )
     # In the version without "beta" these paths are OpenAI's, too: the header, which Google's SDKs send, decides.
     header = None if version.endswith("beta") else "x-goog-api-client"
-    listing, one = f"/{version}/models", f"/{version}/models/{{id:path}}"
     yield Route("GET", listing, "models", "describe", "List the models", answer=wire.ModelList, header=header)
-    yield Route("GET", one, "model", "describe", "Describe a model", answer=wire.Model, header=header)
+    yield Route(
+        "GET", f"{listing}/{{id:path}}", "model", "describe", "Describe a model", answer=wire.Model, header=header
+    )
 
 
 class GeminiServer:

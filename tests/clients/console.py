@@ -91,9 +91,7 @@ class Console:
         self.page.show(1400)
 
     def faults(self) -> list[Any]:
-        """The serious faults of accessibility that axe finds; none where axe is not installed."""
-        if not AXE.exists():
-            return []
+        """The serious faults of accessibility that axe finds."""
         if not self.page.run("typeof axe === 'object'"):
             self.page.run(f"{AXE.read_text()}; true")
         # Colours are compared at rest.

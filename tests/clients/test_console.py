@@ -14,10 +14,14 @@ import pytest
 
 from tests.clients.chromium import PATH, browser
 from tests.clients.conftest import serving
-from tests.clients.console import Console
+from tests.clients.console import AXE, Console
 from tests.missing_tools import missing
 
-pytestmark = [pytest.mark.clients, pytest.mark.skipif(PATH is None, reason=missing("chromium"))]
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.skipif(PATH is None, reason=missing("chromium")),
+    pytest.mark.skipif(not AXE.exists(), reason=missing("npm packages of tests/clients/node")),
+]
 
 HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>[click](javascript:window.hacked=1)"
 CONFIG = """
