@@ -6,6 +6,7 @@ PORT ?= 8000
 VENV := .venv
 CLIENTS := .venv-clients
 RIVALS := .rivals
+PEERS := .peers
 TOOLS := .venv-tools
 NODE := tests/clients/node
 KERNELS := backends/native/engine/kernels/src/*
@@ -25,7 +26,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test test-accelerator check format audit sbom lock docs soak fuzz bench bench-engine bench-experiments bench-rivals clean
+.PHONY: help serve lint test coverage test-accelerator test-ray test-image check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-batches bench-experiments bench-peers bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -62,8 +63,8 @@ test: lint suite $(CLIENTS)/.installed  ## the whole suite
 .PHONY: suite
 suite: $(VENV)/.checked $(TOOLS)/.installed $(NODE)/node_modules/.package-lock.json
 	@$(MAKE) --no-print-directory models
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n 3 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m torch --ignore tests/clients
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n 3 -m "not torch" --ignore tests/clients
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m torch --ignore tests/clients --ignore tests/application/test_ray.py
 
 # With --jobs both at a time: the newest clients are one process, which would leave the other core idle.
 .PHONY: clients newest-clients pinned-clients
@@ -75,6 +76,20 @@ pinned-clients: $(VENV)/.installed $(CLIENTS)/.installed $(NODE)/node_modules/.p
 
 test-accelerator: $(VENV)/.checked  ## whole engines of all families on a pretended accelerator (a quarter of an hour)
 	$(TEST_ENV) INTERLINGUA_WIDE=1 $(VENV)/bin/pytest -q -n 2 tests/backends/native/engine/pretended
+
+# Apart from `test`: measuring takes twice the time of tests that run in one process, minutes in all.
+coverage: $(VENV)/.checked $(TOOLS)/.installed $(NODE)/node_modules/.package-lock.json  ## the tests without torch, and which lines they run: 94 % at least
+	$(TEST_ENV) $(VENV)/bin/pytest -q -n 3 -m "not torch" --ignore tests/clients --cov --cov-report term:skip-covered
+
+test-ray: $(VENV)/.checked  ## engines on a real Ray cluster of three simulated nodes (a few minutes)
+	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[cluster]'
+	$(TEST_ENV) $(VENV)/bin/pytest -q tests/application/test_ray.py
+
+test-image: $(VENV)/.checked  ## the steps of the gateway's Dockerfile in a chroot, as root (a minute or two)
+	$(TEST_ENV) INTERLINGUA_IMAGE=1 $(VENV)/bin/pytest -q tests/deploy/test_images.py
+
+screenshots: $(VENV)/.checked  ## the images of the console in docs/screenshots, taken anew (a minute; needs Chromium)
+	$(CLIENT_ENV) $(VENV)/bin/python -m tests.clients.screenshots docs/screenshots
 
 format: $(VENV)/.checked  ## rewrite the code in the project's format
 	$(VENV)/bin/ruff format .
@@ -93,8 +108,15 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.images
 	$(VENV)/bin/python -m benchmarks.limits --seconds 119
 
+bench-peers: $(VENV)/.installed  ## the gateway beside other gateways, installed first (nginx: the system's), in front of one upstream
+	-$(MAKE) --keep-going $(PEERS)/routers/.installed $(PEERS)/litellm/.installed
+	$(VENV)/bin/python -m benchmarks.peers --bin $(PEERS)/routers/bin $(PEERS)/litellm/bin
+
 bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (half an hour)
 	$(VENV)/bin/python -m benchmarks.experiments
+
+bench-batches: $(VENV)/.installed  ## a batch of 10,000 lines with two kills of the gateway, and clients beside it (five minutes)
+	$(VENV)/bin/python -m benchmarks.batches
 
 soak: $(VENV)/.installed  ## mixed traffic and faults for MINUTES: all requests accounted for, nothing left (an hour)
 	$(VENV)/bin/python -m benchmarks.soak --minutes $(MINUTES)
@@ -129,7 +151,7 @@ sbom: $(TOOLS)/.installed  ## sbom.json, the bill of materials of the environmen
 	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --output-file sbom.json $(VENV)/bin/python
 
 clean:  ## remove what make built
-	rm -rf $(VENV) $(CLIENTS) $(RIVALS) $(TOOLS) site sbom.json $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) $(RIVALS) $(PEERS) $(TOOLS) site sbom.json $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
@@ -151,10 +173,22 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt
 	$(CLIENTS)/bin/pip $(PIP) --requirement tests/clients/requirements.txt
 	touch $@
 
-# Apart from what they look at, which they would change: what builds and checks distributions, images and the docs' site.
+# Apart from what they look at, which they would change: what builds and checks distributions, images, deployments
+# and the docs' site.
 $(TOOLS)/.installed: tools/requirements.txt
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/pip $(PIP) --requirement tools/requirements.txt
+	touch $@
+
+# Other gateways. litellm wants older versions of what the routers bring.
+$(PEERS)/routers/.installed:
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip $(PIP) vllm-router==0.1.17 sglang-router==0.3.2
+	touch $@
+
+$(PEERS)/litellm/.installed:
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip $(PIP) 'litellm[proxy]'
 	touch $@
 
 # Where there is no npm, or it reaches no registry, the tests of Node's clients are skipped.

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
+from adapters.objects import RESPONSE, Append, Entry
 from schemas.catalog import Catalog, Change
 from schemas.completion import Completion
 from schemas.errors import GatewayError, MethodNotAllowed
 from schemas.ir import Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
-from schemas.origin import Relay
 from schemas.quota import Quota
-from schemas.scores import Score, Scores
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]
@@ -52,9 +51,11 @@ class Route(msgspec.Struct, frozen=True):
     """One method on one path template (`/v2/models/{model}/generate`, `{model:path}` where slashes may occur).
 
     `kind` says what `decode` returns for it: a request to run, a change of what is served (`manage`), after which
-    `describe` answers, or nothing (`describe`).
+    `describe` answers, or nothing (`describe`; `object` is answered by `ObjectCodec.steps`). `store` routes are
+    those of files and batches (`adapters.batches`).
     `body` and `answer` are wire structs for the OpenAPI document; `example` is a body to try it with, in which
-    "{model}" stands for the model's name. `open` routes want no key. Only routes that say `stores` get `Call.records`.
+    "{model}" stands for the model's name. `open` routes want no key. Only routes that say `stores` get `Call.records`;
+    the answers of those that say `keeps` may be stored, too.
     `form` routes take multipart forms, too. `fields`: where another protocol has the same path, the bodies with one of
     these fields are this route's; `header`: likewise the requests with this header.
     """
@@ -62,7 +63,7 @@ class Route(msgspec.Struct, frozen=True):
     method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     name: str
-    kind: Literal["generate", "embed", "tokenize", "relay", "describe", "manage"]
+    kind: Literal["generate", "embed", "tokenize", "relay", "describe", "object", "manage", "store"]
     summary: str
     body: Any = None
     answer: Any = None
@@ -70,6 +71,7 @@ class Route(msgspec.Struct, frozen=True):
     example: Any = None
     open: bool = False
     stores: bool = False
+    keeps: bool = False
     form: bool = False
     fields: frozenset[str] = frozenset()
     header: str | None = None
@@ -88,14 +90,22 @@ class Records(Protocol):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The data to be stored of an answer, and its id."""
+    """What is to be stored of an answer: an object by its id, unless `data` is None, and entries of another object."""
 
     id: str
-    data: bytes
+    data: bytes | None
+    kind: str = RESPONSE
+    entries: tuple[Entry, ...] = ()
+    append: Append | None = None
 
 
 class Call(msgspec.Struct, frozen=True):
-    """What a request carries beside its body. Header names are lower case. `records` None: nothing is kept."""
+    """What a request carries beside its body. Header names are lower case. `records` None: nothing is kept.
+
+    `query`: of a list (`include[]`), the values with commas between them.
+    `entries`: those of the object that `ObjectCodec.needed` named; None: there is no such object.
+    `keeps`: whether the answer can be kept as an object.
+    """
 
     id: str
     catalog: Catalog
@@ -104,6 +114,8 @@ class Call(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = {}
     query: Mapping[str, str] = {}
     records: Records | None = None
+    entries: tuple[bytes, ...] | None = None
+    keeps: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -137,14 +149,6 @@ class StreamEncoder(Protocol):
     def fail(self, error: GatewayError) -> bytes:
         """The protocol's in-stream error. Nothing follows it, and it is never a clean end."""
         ...
-
-
-@runtime_checkable
-class RecordingEncoder(Protocol):
-    """A `StreamEncoder` whose answer may be stored, before the bytes of its end are sent."""
-
-    record: Record | None
-    """The record to store; None before the end of the stream, and if nothing is stored."""
 
 
 class ServerCodec(Protocol):
@@ -199,20 +203,21 @@ class ServerCodec(Protocol):
         ...
 
 
-@runtime_checkable
-class ScoringCodec(Protocol):
-    """The part of a server codec for relayed requests that models here can answer, too (`Relay.scoring`)."""
+class RpcCodec(ServerCodec, Protocol):
+    """The server side of a protocol over gRPC.
 
-    def read_score(self, request: Relay) -> Score:
-        """Decode the body of a relayed request.
+    The path of a route is a method's, and `Route.streams` says that requests and answers are streams. A request's body
+    is one message. The body of an answer is any number of messages as gRPC frames them; the header `grpc-status` of a
+    reply, with `grpc-message`, is the status of a call without an answer.
+    """
 
-        Raises:
-            schemas.errors.RequestError: it is invalid.
+    def stream_error(self, message: str, body: bytes) -> bytes:
+        """The framed message that tells of an error in a stream, which goes on.
+
+        Args:
+            message: what is wrong.
+            body: the request that has no answer.
         """
-        ...
-
-    def encode_scores(self, request: Score, answer: Scores) -> Reply:
-        """The answer to a request of `read_score`."""
         ...
 
 
@@ -222,6 +227,8 @@ class Outbound(msgspec.Struct, frozen=True):
     `beside_v1`: relative to the base URL without a `/v1` at its end, where some servers have routes beside their API.
     `flow` and `tokens`: whose it is, and about how many tokens it has, where requests wait for a connection.
     `trace`: headers of this one request, which say what it is part of.
+    Over gRPC, `path` is a method with one answer, and `stream_path` one with streams of messages. With both, the second
+    one is called if the server refuses the first one (UNIMPLEMENTED) in words that hold `stream_if`.
     """
 
     path: str
@@ -232,6 +239,8 @@ class Outbound(msgspec.Struct, frozen=True):
     flow: str = ""
     tokens: int = 1
     trace: Headers = ()
+    stream_path: str = ""
+    stream_if: str = ""
 
 
 class StreamDecoder(Protocol):
@@ -299,50 +308,12 @@ class ClientCodec(Protocol):
         ...
 
 
-@runtime_checkable
-class EmbeddingCodec(Protocol):
-    """The part of a client codec for embeddings, in protocols that have them."""
-
-    def encode_embed(self, request: Embed) -> Outbound:
-        """Encode a request for embeddings.
-
-        Raises:
-            schemas.errors.UnsupportedFeature: the protocol cannot express it.
-        """
-        ...
-
-    def decode_embeddings(self, request: Embed, reply: Reply) -> Embeddings:
-        """The embeddings of an answer.
-
-        Raises:
-            schemas.errors.BackendError: the answer is an error or violates the protocol.
-        """
-        ...
-
-    def ignored(self, request: Embed) -> tuple[str, ...]:
-        """The fields among `request.unknown` that `encode_embed` does not send."""
-        ...
-
-
-@runtime_checkable
-class RelayCodec(Protocol):
-    """The part of a client codec for requests whose bodies are sent on as they came."""
-
-    @property
-    def relayed(self) -> frozenset[tuple[str, str]]:
-        """The dialects and operations (`Route.name`) of which the remote is sent the client's own body."""
-        ...
-
-    def encode_relay(self, request: Relay) -> Outbound:
-        """The request for the remote: the client's body with the remote's name of the model."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """One protocol, as registered under the entry point group `gateway.adapters`.
 
-    `dialects` maps a dialect's name to its data; the first one is the default.
+    `dialects` maps a dialect's name to its data; the first one is the default. `rpc` and `rpc_client`: the codecs over
+    gRPC, where the protocol has them.
     """
 
     name: str
@@ -350,3 +321,5 @@ class Adapter:
     # Both take the dialect. Bodies over a threshold are decoded in a thread, so a codec has no mutable state.
     server: Callable[[Any], ServerCodec]
     client: Callable[[Any], ClientCodec]
+    rpc: Callable[[Any], RpcCodec] | None = None
+    rpc_client: Callable[[Any], ClientCodec] | None = None

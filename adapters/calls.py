@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from adapters.body import UNREADABLE
 from schemas.errors import BackendFailed, InvalidRequest
+from schemas.openai.extra_content import ExtraContent, GoogleContent
 from schemas.prompts import ToolCall
 
 
@@ -27,6 +29,16 @@ class OpenCalls:
         if found is not None:
             self._calls.remove(found)
         return None if found is None else found.id
+
+
+def read_signature(given: ExtraContent | UnsetType | None) -> str | None:
+    """The signature of a call in its field `extra_content`."""
+    return given.google.thought_signature if isinstance(given, ExtraContent) and given.google is not None else None
+
+
+def written_signature(signature: str | None) -> ExtraContent | UnsetType:
+    """The `extra_content` that holds the signature of a call; none without one."""
+    return UNSET if signature is None else ExtraContent(GoogleContent(signature))
 
 
 def read_arguments(call: ToolCall) -> dict[str, Any]:

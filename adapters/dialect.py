@@ -20,6 +20,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from schemas.errors import GatewayError
+
+T = TypeVar("T")
+
 
 class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The interval of a numeric parameter. An absent end is infinite; an open end does not belong to the interval.
@@ -70,6 +74,15 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: str | None = None
     text: str = "{message}"
     final: bool = False
+
+
+def row_for(table: Mapping[str, T], error: GatewayError) -> T:
+    """The row of a table by `GatewayError.kind`: of the error's own kind, or of its nearest parent that has one.
+
+    So a new kind of error needs a row only where a protocol has words of its own for it.
+    """
+    parents = (each for each in type(error).__mro__ if issubclass(each, GatewayError))
+    return next(table[each.kind] for each in parents if each.kind in table)
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -122,9 +122,10 @@ def join_calls(pieces: tuple[ToolDelta, ...]) -> tuple[ToolCall, ...]:
 def _call(pieces: list[ToolDelta]) -> ToolCall:
     """Join the pieces of a call: the last id and name that are not empty, and all arguments (`NO_ARGUMENTS`: none)."""
     id = name = ""
+    signature = None
     for piece in pieces:
-        id, name = piece.id or id, piece.name or name
-    return ToolCall(id, name, "".join([piece.arguments for piece in pieces]) or NO_ARGUMENTS)
+        id, name, signature = piece.id or id, piece.name or name, piece.signature or signature
+    return ToolCall(id, name, "".join([piece.arguments for piece in pieces]) or NO_ARGUMENTS, signature)
 
 
 def _order(deltas: list[Delta], whole: Finished) -> Order:
@@ -188,7 +189,8 @@ def unfold(answer: Completion) -> Events:
             reasoning=choice.reasoning,
             refusal=choice.refusal,
             tool_calls=tuple(
-                ToolDelta(index, call.id, call.name, call.arguments) for index, call in enumerate(choice.tool_calls)
+                ToolDelta(index, call.id, call.name, call.arguments, call.signature)
+                for index, call in enumerate(choice.tool_calls)
             ),
             reason=choice.reason,
             generated=choice.generated,

@@ -76,6 +76,16 @@ def choose(policy: AffinityPolicy, candidates: Sequence[Candidate], blocks: int,
     return allowed[chosen]
 
 
+def destination(names: Sequence[str], wanted: Sequence[str]) -> int | None:
+    """The index of the first one of `wanted` that is a name; None: none is.
+
+    Args:
+        names: `HOST:PORT` of the servers that are well.
+        wanted: what an endpoint picker has chosen, the best one first.
+    """
+    return next((names.index(each) for each in wanted if each in names), None)
+
+
 class PrefixIndex:
     """Which blocks each candidate has cached, as the candidates report it.
 

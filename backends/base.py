@@ -20,12 +20,14 @@ from schemas.ir import (
     Generate,
     Prompt,
     Request,
+    Sampling,
     TemplateOptions,
     TextPrompt,
     Tokenize,
     Tokens,
     TokensPrompt,
 )
+from schemas.left_out import PLACES, left_out
 from schemas.origin import Relay, RelayedAnswer, Scoring
 from schemas.scores import Score, Scores
 
@@ -54,12 +56,17 @@ class Feature(StrEnum):
     TRUNCATION = "truncation"
 
 
+_SAMPLERS = {each: getattr(Sampling(), each) for each in Feature if each in Sampling.__struct_fields__}
+"""The features that are a parameter of sampling, and have its name: the value of each that asks for nothing."""
+
+
 class Capabilities(msgspec.Struct, frozen=True):
     """What a backend supports, and its limits.
 
     `tokenizer` names the vocabulary: token ids mean the same on all backends with an equal name, `tokenizer_info`
     describes the tokenizer. None: not known.
     `max_choices` bounds prompts times choices of one request; `context_length` is in tokens of prompt and answer.
+    `context_lengths` are those of a server's models, by their names or "" for any, where it reports them.
     `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
     only values of `model` that a served entity of it may have. `raw_text` False: it takes conversations only.
     `relays` are the dialects and operations whose bodies it sends on as they came, `scoring` what it does itself of
@@ -77,6 +84,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     tokenize: bool = False
     max_choices: int = 128  # OpenAI's documented maximum of `n`
     context_length: int | None = None
+    context_lengths: Mapping[str, int] = {}
     vocab_size: int | None = None
     tokenizer: str | None = None
     tokenizer_info: TokenizerInfo | None = None
@@ -208,7 +216,7 @@ class WaitsForEngine(Protocol):
 class KnowsIgnored(Protocol):
     """A backend that knows which fields have no effect: it may send some on, or its model may not take some."""
 
-    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+    def ignored(self, request: Generate | Embed | Tokenize) -> tuple[str, ...]:
         """The fields among `request.unknown`, a `Generate`'s `unread` and its hints that have no effect."""
         ...
 
@@ -272,17 +280,18 @@ def check_unread(request: Generate | Tokenize, ignored: Collection[str]) -> None
             raise UnsupportedFeature(part.refusal, feature=part.feature, param=part.param)
 
 
-def ignored_fields(request: Generate | Embed, backend: Backend) -> tuple[str, ...]:
+def ignored_fields(request: Generate | Embed | Tokenize, backend: Backend) -> tuple[str, ...]:
     """The unknown fields of a request that have no effect on this backend's answer.
 
     Raises:
         schemas.errors.UnsupportedFeature: a part that the IR cannot express is not sent on.
     """
-    knows = isinstance(backend, KnowsIgnored)
-    hints = isinstance(request, Generate) and (request.hints or any(map(_has_variables, request.prompts)))
-    if not request.foreign_fields and not (knows and hints):
+    variables = isinstance(request, Generate) and any(map(_has_variables, request.prompts))
+    # Most requests ask for nothing that could be left out; to know more a remote has to encode them. First: whether an
+    # object has a protocol's methods takes longer to find out than all else here.
+    if not left_out(request) and not variables:
         return ()
-    ignored = backend.ignored(request) if isinstance(backend, KnowsIgnored) else request.foreign_fields
+    ignored = backend.ignored(request) if isinstance(backend, KnowsIgnored) else left_out(request, PLACES)
     if isinstance(request, Generate):
         check_unread(request, ignored)
     return ignored
@@ -306,17 +315,14 @@ def needs(request: Generate) -> frozenset[Feature]:
         (Feature.LOGPROBS, request.logprobs and not request.logprobs_optional),
         (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
         (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
-        (Feature.LOGIT_BIAS, bool(sampling.logit_bias)),
-        (Feature.MIN_P, sampling.min_p is not None),
-        (Feature.BAD_WORDS, bool(sampling.bad_words)),
         (Feature.TEMPLATE_OPTIONS, any(isinstance(p, ChatPrompt) and p.template != _USUAL for p in request.prompts)),
         (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
         (Feature.SUFFIX, bool(request.suffix)),
-        (Feature.WATERMARK, sampling.watermark),
         (Feature.LORA, request.lora_adapter is not None),
         (Feature.TRUNCATION, request.overflow == "drop_turns"),
     )
-    return frozenset([feature for feature, asked in wanted if asked])
+    samplers = [feature for feature, unset in _SAMPLERS.items() if getattr(sampling, feature) != unset]
+    return frozenset([*samplers, *(feature for feature, asked in wanted if asked)])
 
 
 def check(request: Generate, capabilities: Capabilities, model: str) -> None:

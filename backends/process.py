@@ -17,6 +17,10 @@ import structlog
 log = structlog.get_logger()
 
 _POLL_INTERVAL = 0.05  # seconds
+_STOPPED_AT_MOST = 60.0
+"""Seconds that a process may be stopped (SIGSTOP). The links to an engine notice earlier that it does not answer, but
+they need a connection, which an engine has not that was stopped early in its start.
+"""
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -71,6 +75,7 @@ class SupervisedProcess:
         self._is_hung = is_hung
         self._delay = back_off.first
         self._start_at: float | None = None  # set while the process is down: when it is started again
+        self._stopped_since: float | None = None
         # Monotonic: a change of the system's clock must neither delay a restart nor forgive a crash loop.
         self._started_at = time.monotonic()
         self.process = start()
@@ -100,9 +105,17 @@ class SupervisedProcess:
 
     def kill_if_hung(self, now: float) -> None:
         """Kill the process if it runs and does nothing any more; the next `poll` starts it again."""
-        if not self.ended and self._is_hung(now):
+        if not self.ended and (self._is_hung(now) or self._is_stopped(now)):
             log.error("process.hung", process=self.name)
             self.process.kill()  # SIGKILL also ends a process that is stopped
+
+    def _is_stopped(self, now: float) -> bool:
+        """Whether the process has been stopped for too long."""
+        if not is_stopped(self.process):
+            self._stopped_since = None
+            return False
+        self._stopped_since = self._stopped_since or now
+        return now - self._stopped_since > _STOPPED_AT_MOST
 
     def signal(self, number: int) -> None:
         """Send a signal, if the process runs."""
@@ -118,6 +131,14 @@ class SupervisedProcess:
         else:
             self._started_at = now
             self._start_at = None
+
+
+def is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a child process runs no more because of SIGSTOP; it may go on later."""
+    if process.poll() is not None:
+        return False
+    # WNOWAIT: the answer stays the same until the process goes on.
+    return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def stop(processes: Sequence[SupervisedProcess], timeout: float, number: int = signal.SIGTERM) -> None:

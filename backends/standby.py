@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from backends.process import BackOff, SupervisedProcess
+from backends.process import BackOff, SupervisedProcess, is_stopped
 
 _SETTLING = 10.0
 """Seconds after a start before the next process is made to wait: two that import side by side are both late."""
@@ -52,7 +52,7 @@ class WarmProcess(SupervisedProcess):
     def poll(self, now: float) -> None:
         """Keep the process running, as `SupervisedProcess` does, and another one waiting."""
         super().poll(now)
-        if not self.ended and now >= self._next_at and (self._waiting is None or self._waiting.poll() is not None):
+        if not self.ended and now >= self._next_at and self._callable() is None:
             self._drop_waiting()
             self._waiting = self._start_waiting(stdin=subprocess.PIPE)
             # One that cannot even wait is not started again at once.
@@ -63,6 +63,11 @@ class WarmProcess(SupervisedProcess):
         super().signal(number)
         self._drop_waiting()
 
+    def _callable(self) -> subprocess.Popen[bytes] | None:
+        """The process in waiting. One that is stopped would take the call and never answer."""
+        waiting = self._waiting
+        return waiting if waiting is not None and waiting.poll() is None and not is_stopped(waiting) else None
+
     def _drop_waiting(self) -> None:
         if self._waiting is not None:
             self._waiting.kill()
@@ -71,10 +76,11 @@ class WarmProcess(SupervisedProcess):
 
     def _call(self) -> subprocess.Popen[bytes]:
         """Call the process in waiting, or start one that need not wait."""
-        if self._waiting is None or self._waiting.poll() is not None:
+        called = self._callable()
+        if called is None:
             self._drop_waiting()
-            self._waiting = self._start_waiting(stdin=subprocess.PIPE)
-        called, self._waiting = self._waiting, None
+            called = self._start_waiting(stdin=subprocess.PIPE)
+        self._waiting = None
         assert called.stdin is not None
         called.stdin.write(b"\n")
         called.stdin.close()

@@ -139,7 +139,7 @@ async def _stalled_readers(port: int) -> None:
     for _, writer in opened:
         writer.transport.pause_reading()  # type: ignore[attr-defined]
     while await _running(port) > GOOD:  # noqa: ASYNC110 - a metric has no event
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0.1)
 
 
 async def _running(port: int) -> float:

@@ -1,10 +1,12 @@
 """CPU cost of other gateways, measured like ours (`benchmarks.remote`) in front of the same upstream.
 
-    python -m benchmarks.peers --bin path/to/venv/bin [--requests 2000] [--rounds 3] [--connections 16]
+    make bench-peers
+    python -m benchmarks.peers --bin path/to/venv/bin [--requests 2000] [--rounds 5] [--connections 32] [--streams 256]
 
-`litellm[proxy]`, `vllm-router` and `sglang-router` are looked up in that folder, `nginx` among the system's commands;
-missing ones are skipped. All run at the same time and are measured in turn in each round; medians are printed. Ours
-decodes and encodes answers, checks keys, writes a log line and counts; the Rust routers and nginx forward bytes.
+`litellm[proxy]`, `vllm-router` and `sglang-router` are looked up in these folders, `nginx` among the system's commands;
+missing ones are skipped. All run at the same time and are measured in turn in each round; medians are printed: a whole
+answer, a chunk of ten in one read, a chunk that comes alone, and one of many streams that have a chunk every 10 ms.
+Ours decodes answers, checks keys, writes a log line and counts; the Rust routers and nginx forward bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -42,19 +44,20 @@ http {{
   }}
 }}
 """
-MODELS = ("whole", "single", "bursts")
+MODELS = ("whole", "bursts", "single", "paced")
 OURS = "interlingua"
 Costs = dict[str, list[float]]
-"""By gateway: ms per whole answer, µs per single chunk, µs per chunk in bursts of ten."""
+"""By gateway: CPU microseconds of a whole answer, and of a chunk of each kind of stream, as in `MODELS`."""
 
 
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--bin", type=Path, required=True)
+    parser.add_argument("--bin", type=Path, required=True, nargs="+")
     parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--streams", type=int, default=256, help="that have a chunk every 10 ms")
     parser.add_argument("--only", nargs="*")
     given = parser.parse_args()
     with ExitStack() as stack:
@@ -65,36 +68,39 @@ def main() -> None:
             if command is not None:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 running[name] = stack.enter_context(peer(command, far, folder))
-        rounds = [measure_round(running, given.requests, given.connections) for _ in range(given.rounds)]
+        rounds = [measure_round(running, given.requests, given.connections, given.streams) for _ in range(given.rounds)]
     report(rounds)
 
 
-def measure_round(running: dict[str, tuple[int, int]], requests: int, connections: int) -> Costs:
+def measure_round(running: dict[str, tuple[int, int]], requests: int, connections: int, streams: int) -> Costs:
     """Measure each gateway once."""
     costs: Costs = {}
     for name, (pid, port) in running.items():
         asyncio.run(drive(port, "whole", 200, connections, stream=False))  # warm up
         cpu, done, _ = measure(pid, port, "whole", requests, connections, "openai", stream=False)
-        costs[name] = [cpu / done * 1e3]
-        for model in ("single", "bursts"):
-            cpu, _, chunks = measure(pid, port, model, max(16, requests // 20), connections, "openai", stream=True)
+        costs[name] = [cpu / done * 1e6]
+        for model in MODELS[1:]:
+            at_once, asked = (streams, streams) if model == "paced" else (connections, max(connections, requests // 20))
+            cpu, _, chunks = measure(pid, port, model, asked, at_once, "openai", stream=True)
             costs[name].append(cpu / chunks * 1e6)
     return costs
 
 
 def report(rounds: list[Costs]) -> None:
-    """Print medians, and the ratio of each to ours."""
-    medians = {name: [median(costs[name][of] for costs in rounds) for of in range(3)] for name in rounds[0]}
+    """Print medians, and how many times as much ours takes."""
+    medians = {name: [median(costs[name][of] for costs in rounds) for of in range(len(MODELS))] for name in rounds[0]}
+    print(f"{'CPU µs':14}" + "".join(f"{model:>10}   ours" for model in MODELS))
     for name, costs in medians.items():
-        whole, single, burst = (
-            f"{cost:7.3f} (x{cost / own:.2f})" for cost, own in zip(costs, medians[OURS], strict=True)
+        print(
+            f"{name:14}"
+            + "".join(f"{cost:10.1f} x{own / cost:5.2f}" for cost, own in zip(costs, medians[OURS], strict=True))
         )
-        print(f"{name:14} ms a whole answer {whole}   µs a chunk, one at a time {single}, ten at a time {burst}")
 
 
-def _command(name: str, bin: Path) -> Path | None:
-    if (bin / name).exists():
-        return bin / name
+def _command(name: str, folders: Sequence[Path]) -> Path | None:
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin") if name == "nginx" else None
     return Path(found) if found is not None else None
 

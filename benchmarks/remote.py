@@ -30,7 +30,7 @@ kind = "openai"
 url = "http://127.0.0.1:{port}/v1"
 """ + "".join(
     f'[endpoints.{name}]\nserved_entities = [{{{{ name = "{name}", backend = "far" }}}}]\n'
-    for name in ("whole", "single", "bursts")
+    for name in ("whole", "single", "bursts", "paced")
 )
 
 

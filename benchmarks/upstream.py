@@ -3,7 +3,7 @@
     python -m benchmarks.upstream PORT
 
 `limited` answers after 50 ms, eight requests at a time and the others in turn. `whole` answers at once,
-`single` streams 200 chunks one at a time, `bursts` streams them ten at a time.
+`single` streams 200 chunks one at a time, `bursts` streams them ten at a time, `paced` one every 10 ms.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import uvloop
 WORD = b"quick "
 CHUNKS = 200
 PAUSE = 0.002
+"""Seconds between two reads of a stream."""
+PACE = 0.01
+"""The same of `paced`."""
 SERVICE_TIME = 0.05
 _PLACES = asyncio.Semaphore(8)
 
@@ -57,6 +60,8 @@ class CannedAnswers(asyncio.Protocol):
         self._rest = b""
         if b'"single"' in body:
             self._stream(1)
+        elif b'"paced"' in body:
+            self._stream(1, PACE)
         elif b'"bursts"' in body:
             self._stream(10)
         elif b'"limited"' in body:
@@ -70,16 +75,16 @@ class CannedAnswers(asyncio.Protocol):
         if not self._transport.is_closing():  # a client that has left has taken its time, too
             self._transport.write(_REPLY)
 
-    def _stream(self, burst: int) -> None:
+    def _stream(self, burst: int, pause: float | None = None) -> None:
         self._transport.write(_STREAM)
-        self._next(CHUNKS // burst, b"".join([_framed(_WORD)] * burst))
+        self._next(CHUNKS // burst, b"".join([_framed(_WORD)] * burst), PAUSE if pause is None else pause)
 
-    def _next(self, left: int, data: bytes) -> None:
+    def _next(self, left: int, data: bytes, pause: float) -> None:
         if self._transport.is_closing():
             return
         if left:
             self._transport.write(data)
-            asyncio.get_running_loop().call_later(PAUSE, self._next, left - 1, data)
+            asyncio.get_running_loop().call_later(pause, self._next, left - 1, data, pause)
         else:
             self._transport.write(_framed(_LAST) + _framed(_USAGE) + _framed(b"data: [DONE]\n\n") + _END)
 

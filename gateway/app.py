@@ -11,7 +11,7 @@ from typing import Any
 
 from litestar import Litestar, Request, Response, route
 from litestar.exceptions import HTTPException
-from litestar.handlers import HTTPRouteHandler
+from litestar.handlers import HTTPRouteHandler, asgi
 from litestar.plugins import PluginProtocol
 from litestar.plugins.core import MsgspecDIPlugin
 
@@ -27,9 +27,10 @@ from gateway.http.api import keys as keys_api
 from gateway.http.api.openapi import document
 from gateway.http.api.usage import organization
 from gateway.http.api.usage import routes as usage
+from gateway.http.batches.handler import BatchWork
 from gateway.http.console import routes as console
 from gateway.http.entrance import BrowserGuard, Entrance, cors
-from gateway.http.routes import handler, not_allowed, not_found, refuser, role_of
+from gateway.http.routes import not_allowed, not_found, protocols, refuser, role_of
 from gateway.mounts import Mounts
 from gateway.observability.telemetry import start as start_telemetry
 from gateway.registry import adapters, make_backends, make_filter
@@ -57,16 +58,18 @@ def create_app(
     keys = make_keys(config.server)
     filters = {name: make_filter(name, section) for name, section in config.filters.items()}
     service = Service(config, make_backends(config) if backends is None else backends, keys, folder, slot, filters)
-    protocols = adapters()
-    mounts = Mounts(protocols, config)
+    known = adapters()
+    mounts = Mounts(known, config)
+    work = BatchWork.of(service, mounts)
+    ask = protocols(mounts, service, work)
     own = [*health.handlers(service), *engines.handlers(service), feedback.handler(service), keys_api.handler(service)]
     own += [*usage.handlers(service), *organization.handlers(service), *console.handlers(service), *ui.handlers()]
-    describe, openapi = _description(protocols, own)
+    describe, openapi = _description(known, own)
     app = _Application(
-        [handler(mounts, service), *own, describe],
+        [asgi("/", is_mount=True, copy_scope=False)(ask), *own, describe],
         # Errors of paths that Litestar serves itself; those of protocols are handled in `RequestHandler`.
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
-        lifespan=[_lifespan(service)],
+        lifespan=[_lifespan(service, work)],
         openapi_config=None,  # Litestar sees none of the protocols' routes: `_description` serves our own document
         logging_config=None,  # structlog is configured by the worker
         cors_config=cors(config.server),
@@ -75,6 +78,7 @@ def create_app(
     app.state.service, app.state.openapi = service, openapi
     app.asgi_handler = Entrance(
         app.asgi_handler,
+        ask if app.cors_config is None else None,
         None if keys.required else BrowserGuard(config.server),
         app.route_handler_method_map,
         refuser(mounts, service),
@@ -128,7 +132,7 @@ def _description(
     return describe, openapi
 
 
-def _lifespan(service: Service) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
+def _lifespan(service: Service, work: BatchWork | None) -> Callable[[Litestar], AbstractAsyncContextManager[None]]:
     """Start and stop the service with the application."""
 
     @asynccontextmanager
@@ -136,9 +140,13 @@ def _lifespan(service: Service) -> Callable[[Litestar], AbstractAsyncContextMana
         telemetry = start_telemetry(service.config.telemetry, service.metrics)
         service.traces = telemetry.traces
         await service.start()  # returns while models load: the server answers health checks from the beginning
+        if work is not None:
+            work.runner.start()
         try:
             yield
         finally:
+            if work is not None:
+                await work.runner.aclose()
             await service.aclose()
             await asyncio.to_thread(telemetry.close)  # the last: requests have ended
 

@@ -17,7 +17,17 @@ from msgspec.structs import replace
 from backends.base import Backend, NotPrepared
 from gateway.access.certificates import Certificates
 from gateway.access.keys import keys_from, make_keys
-from gateway.config import Config, ConfigError, KeyPath, Problem, Source, examine, examine_file, lacks_package
+from gateway.config import (
+    Config,
+    ConfigError,
+    KeyPath,
+    Problem,
+    ServerSection,
+    Source,
+    examine,
+    examine_file,
+    lacks_package,
+)
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.metrics import wrong_metrics
@@ -25,6 +35,7 @@ from gateway.mounts import Mounts
 from gateway.observability.telemetry import MISSING, is_installed
 from gateway.registry import adapters, backend_class, make_filter
 from gateway.storage.row_files import is_writable
+from gateway.storage.shared.state_server import server_url
 
 Change = Callable[[Config], Config]
 
@@ -198,12 +209,27 @@ def _machine(config: Config) -> Iterator[Problem]:
         text = f"server.export: the folder '{server.export.folder}' cannot be written to"
         yield Problem(("server", "export", "folder"), text)
     yield from _usage(config)
+    yield from _state(config)
+    yield from _grpc(server)
     try:
         with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
             probe.bind((server.host, 0))
     except OSError as error:
         text = f"server.host: cannot listen on {server.host}: {error.strerror}"
         yield Problem(("server", "host"), text)
+
+
+def _grpc(server: ServerSection) -> Iterator[Problem]:
+    if server.grpc is None:
+        return
+    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+        text = "server.grpc: needs grpcio and protobuf: pip install 'interlingua[grpc]'"
+        yield Problem(("server", "grpc"), text)
+    if server.ssl_keyfile_password_env is not None and server.grpc.tls:
+        text = (
+            "server.grpc: gRPC reads no encrypted key: give `ssl_keyfile` a plain one, or `grpc` the option tls = false"
+        )
+        yield Problem(("server", "grpc"), text)
 
 
 def _usage(config: Config) -> Iterator[Problem]:
@@ -216,3 +242,14 @@ def _usage(config: Config) -> Iterator[Problem]:
     folder = (Path(waiting) if settings.is_postgres else Path(database)).absolute().parent
     if not is_writable(folder):
         yield Problem(("usage", "database"), f"usage.database: the folder '{folder}' cannot be written to")
+
+
+def _state(config: Config) -> Iterator[Problem]:
+    if (settings := config.state) is None:
+        return
+    if settings.lacks_package is not None:
+        yield Problem(("state",), settings.lacks_package)
+    try:
+        server_url(settings)
+    except ConfigError as error:
+        yield Problem(("state", "url_env"), str(error))

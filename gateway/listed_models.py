@@ -37,7 +37,7 @@ def with_listed(config: Config) -> Config:
     Raises:
         ConfigError: a server does not answer or lists no model, or two list the same.
     """
-    if config.endpoints or config.server.state_file is not None:
+    if config.endpoints or config.is_changeable:
         return config
     endpoints: dict[str, Endpoint] = {}
     for name in config.backends:

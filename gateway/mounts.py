@@ -73,6 +73,8 @@ class Paths(Generic[T]):
 
     def __init__(self) -> None:
         self._plain: dict[str, T] = {}
+        self._templates: dict[str, list[tuple[str, T]]] = {}
+        # Compiled at a group's first request: all of them would take 0.03 s of each start.
         self._patterns: dict[str, list[tuple[re.Pattern[str], T]]] = {}
 
     def add(self, template: str, value: T) -> None:
@@ -80,11 +82,10 @@ class Paths(Generic[T]):
         if "{" not in template:
             self._plain[template] = value
             return
-        pattern = re.compile("".join(_segment(segment) for segment in template[1:].split("/")))
-        # Patterns are grouped by their first segment, so that a lookup tries a few of them and not all. Those that end
+        # Templates are grouped by their first segment, so that a lookup tries a few of them and not all. Those that end
         # with the rest of a path come last: they match what more exact ones do.
-        group = self._patterns.setdefault(_first(template), [])
-        group.insert(len(group) if template.endswith(":path}") else 0, (pattern, value))
+        group = self._templates.setdefault(_first(template), [])
+        group.insert(len(group) if template.endswith(":path}") else 0, (template, value))
 
     def find(self, path: str) -> Found[T] | None:
         """The value and the parameters of the first template that matches `path`, which is percent-encoded."""
@@ -93,12 +94,22 @@ class Paths(Generic[T]):
         if plain is not None:
             return plain, {}
         path = path.rstrip("/") or "/"
-        for pattern, value in self._patterns.get(_first(path), ()):
+        first = _first(path)
+        group = self._patterns.get(first)
+        for pattern, value in self._compiled(first) if group is None else group:
             if match := pattern.fullmatch(path):
                 # Unquoted after the match: `%2F` in a model's name must not split its segment.
                 return value, {name: unquote(part) for name, part in match.groupdict().items()}
         plain = self._plain.get(path)
         return None if plain is None else (plain, {})
+
+    def _compiled(self, first: str) -> list[tuple[re.Pattern[str], T]]:
+        """The templates with this first segment as patterns, which are kept."""
+        if first not in self._templates:
+            return []  # and not kept: any client could add to them
+        made = [(_pattern(template), value) for template, value in self._templates[first]]
+        self._patterns[first] = made
+        return made
 
 
 class Mounts:
@@ -151,19 +162,12 @@ class Mounts:
             if unknown := set(dialects) - set(self._adapters):
                 raise ConfigError(f"dialects: there is no protocol '{min(unknown)}'")
             for name, adapter in self._adapters.items():
-                codec = adapter.server(self._dialect(name, dialects.get(name)))
+                codec = adapter.server(_chosen(name, self._dialects[name], dialects.get(name)))
                 for route in codec.routes:
                     # Below a mount, the route `/` is the prefix itself: `find` ignores a trailing slash.
                     methods = table[prefix if prefix and route.path == "/" else prefix + route.path]
                     methods[route.method] = _joined(methods, Operation(name, route, codec, endpoint), prefix)
         return dict(table)
-
-    def _dialect(self, protocol: str, name: str | None) -> Any:
-        known = self._dialects[protocol]
-        name = name or next(iter(known))
-        if name not in known:
-            raise ConfigError(f"dialects.{protocol}: there is no dialect '{name}'; there are {', '.join(known)}")
-        return known[name]
 
 
 def _joined(methods: Methods, operation: Operation, prefix: str) -> Operation:
@@ -221,8 +225,35 @@ def _overridden(name: str, dialect: Any, options: Mapping[str, Any]) -> Any:
         raise ConfigError(f"dialect_options.{name}: {error}") from None
 
 
+def rpc_operations(adapters: Mapping[str, Adapter], config: Config) -> dict[str, Operation]:
+    """The methods of the protocols that are spoken over gRPC, by path.
+
+    Raises:
+        ConfigError: as of `Mounts`.
+    """
+    dialects, chosen = _dialects(adapters, config.server), config.server.dialects
+    found: dict[str, Operation] = {}
+    for name, adapter in adapters.items():
+        if adapter.rpc is not None:
+            codec = adapter.rpc(_chosen(name, dialects[name], chosen.get(name)))
+            found |= {route.path: Operation(f"{name}-grpc", route, codec) for route in codec.routes}
+    return found
+
+
+def _chosen(protocol: str, known: Mapping[str, Any], name: str | None) -> Any:
+    """The dialect of a protocol that has this name; None: its first."""
+    name = name or next(iter(known))
+    if name not in known:
+        raise ConfigError(f"dialects.{protocol}: there is no dialect '{name}'; there are {', '.join(known)}")
+    return known[name]
+
+
 def _first(path: str) -> str:
     return path[1:].partition("/")[0]
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile("".join(_segment(segment) for segment in template[1:].split("/")))
 
 
 def _segment(segment: str) -> str:

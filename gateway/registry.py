@@ -16,10 +16,15 @@ from gateway.filters.base import MakesFilter
 from gateway.filters.guarded import GuardedFilter
 
 
-@functools.cache  # a scan reads the metadata of every installed package
+@functools.cache
 def _registered(group: str) -> Mapping[str, EntryPoint]:
     """The entry points of a group (pyproject.toml): a package installed beside this one can add to it."""
-    return {point.name: point for point in entry_points(group=group)}
+    return {point.name: point for point in _installed().select(group=group)}
+
+
+@functools.cache  # a scan reads the metadata of every installed package
+def _installed() -> Any:
+    return entry_points()  # an `EntryPoints`, or its forerunner in Python 3.11, which has the same `select`
 
 
 def adapters() -> dict[str, Adapter]:
@@ -67,6 +72,20 @@ def make_backends(config: Config) -> dict[str, Backend]:
         except msgspec.ValidationError as error:
             raise ConfigError(f"backends.{name}: {error}") from None
     return made
+
+
+def on_ray(config: Config, address: str) -> Config:
+    """The configuration with its engines on the nodes of a Ray cluster, for the backends that have engines.
+
+    Raises:
+        ConfigError: no backend of a kind is registered.
+    """
+    made = {}
+    for name, section in config.backends.items():
+        kind = section.get("kind")
+        place = getattr(backend_class(name, kind), "on_ray", None) if isinstance(kind, str) else None
+        made[name] = section if place is None else place(section, address)
+    return msgspec.structs.replace(config, backends=made)
 
 
 def make_filter(name: str, section: Mapping[str, Any]) -> GuardedFilter:

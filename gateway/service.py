@@ -18,6 +18,8 @@ from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, Ticket
 from gateway.access.local_limiter import LocalLimiter, limits_file
 from gateway.access.rules import RuleTable, estimated_tokens
+from gateway.access.shared_limiter import SharedLimiter
+from gateway.changes import Changes
 from gateway.config import Config, Endpoint
 from gateway.deployment.catalog import catalog
 from gateway.deployment.change_log import ChangeLog
@@ -37,8 +39,11 @@ from gateway.rollout.timeline import Timeline
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
 from gateway.routing.target import Plan, Target
+from gateway.shared import Shared
+from gateway.storage.answer_cache import in_memory
 from gateway.storage.decoded_requests import DecodedRequests
-from gateway.storage.response_store import ResponseStore
+from gateway.storage.key_stores import Stores
+from gateway.storage.objects.run_tasks import RunTasks
 from gateway.usage.ledger import Ledger
 from schemas.catalog import Catalog, Change
 from schemas.errors import BackendUnavailable, Forbidden
@@ -81,13 +86,18 @@ class Service:
         self.backends = backends
         self.keys = keys
         self.limits = config.server.limits
+        # Without a state server nothing of it is made, and nothing is asked.
+        self.shared = Shared(config, folder) if config.state is not None else None
+        folder = self.shared.folder if self.shared is not None else folder
         self.draining = False
         self.running = 0
+        self.begun = 0
         self.shares = Shares(self.limits.max_concurrent_requests) if keys.several else None
-        self.limiter: Limiter = LocalLimiter(limits_file(config.server, folder), folder)
+        local = LocalLimiter(limits_file(config.server, folder), folder)
+        self.limiter: Limiter = SharedLimiter(self.shared.server, local) if self.shared is not None else local
         self._created = int(time.time())
-        limit = config.server.limits.stored_responses
-        self.responses = ResponseStore(limit, folder / "responses" if folder is not None else None) if limit else None
+        self.stores = Stores(config.server, folder, self.shared.server if self.shared is not None else None)
+        self.runs = RunTasks(self.stores)
         slot = slot or secrets.token_hex(8)
         self.metrics = Metrics(backends, folder / "metrics" if folder is not None else None, slot)
         self.live = LiveFigures(self.metrics, backends)
@@ -103,13 +113,14 @@ class Service:
         self._failed: dict[str, Health] = {}
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._live = LiveDeployments(config)
+        self._live = LiveDeployments(config, self.shared.endpoints if self.shared is not None else None)
         figures = figures_folder(config, folder)
         self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, figures)
-        self.changes = ChangeLog(config.server.state_file)
         self.timeline = Timeline(figures)
         self.ramps = Ramps(self._live, self.experiments, self._can_answer)
-        self._is_changeable = config.server.state_file is not None
+        self._is_changeable = config.is_changeable
+        log_of_changes = ChangeLog(config.server.state_file)
+        self.changes = Changes(self._live, self.experiments, log_of_changes, self.refresh, self.shared)
         self._serve()  # last: it uses all of the above
 
     @property
@@ -196,6 +207,10 @@ class Service:
             return None
         return await self.limiter.enter(rules, estimated_tokens(request) if rules.by_tokens else 0)
 
+    async def manage(self, change: Change, by: str = "") -> None:
+        """Change what is deployed, for all workers; see `Changes.manage`."""
+        await self.changes.manage(change, by, self._health, generating(self.backends))
+
     def deployed(self, endpoint: str) -> Endpoint:
         """An endpoint of the catalog as it is served now."""
         return self._live.deployments[endpoint].serving
@@ -203,42 +218,6 @@ class Service:
     def ledger_of(self, endpoint: str) -> Ledger | None:
         """What keeps the records of an endpoint's requests; None if nothing does."""
         return None if endpoint in self._untracked else self.usage
-
-    async def manage(self, change: Change, by: str = "") -> None:
-        """Change what is deployed, for all workers; `by` is the name of the key that asked.
-
-        Raises:
-            schemas.errors.RequestError: the change is refused.
-        """
-        before = self._live.deployments.get(change.endpoint)
-        await self._live.change(change, self._health, generating(self.backends))
-        self.refresh()
-        self.changes.note(change.endpoint, change.action, by, before, self._live.deployments.get(change.endpoint))
-        log.info("endpoint.changed", model=change.endpoint, action=change.action, key_name=by or None)
-
-    async def reset(self, endpoint: str, by: str = "") -> None:
-        """Have the figures of an endpoint's experiment begin anew, on all workers.
-
-        Raises:
-            schemas.errors.RequestError: the endpoint has no experiment, or there is no state file.
-        """
-        self.experiments.of(endpoint)
-        await self._live.reset(endpoint)
-        self.refresh()
-        self.changes.note(endpoint, "reset", by, self._live.deployments[endpoint], self._live.deployments[endpoint])
-        log.info("experiment.reset", model=endpoint)
-
-    async def restart_ramp(self, endpoint: str, by: str = "") -> None:
-        """Have an endpoint's ramp begin anew, and the figures of its experiment, on all workers.
-
-        Raises:
-            schemas.errors.RequestError: the endpoint has no ramp or is being updated, or there is no state file.
-        """
-        before = self._live.deployments.get(endpoint)
-        await self._live.restart_ramp(endpoint)
-        self.refresh()
-        self.changes.note(endpoint, "restart_ramp", by, before, self._live.deployments.get(endpoint))
-        log.info("ramp.restarted", model=endpoint)
 
     def new_id(self) -> str:
         """A new id of a request, which also names what is stored of it: 128 random bits as hexadecimal digits.
@@ -257,6 +236,8 @@ class Service:
         """Start the backends concurrently; returns before they are ready."""
         if self.usage is not None:
             self.usage.start()
+        if self.shared is not None:
+            self.shared.start(self.experiments, self.refresh)
         self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
         self._tasks.append(asyncio.create_task(self._watch()))
 
@@ -287,6 +268,7 @@ class Service:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+        await self.runs.aclose()
         await self.experiments.aclose()
         for backend in self.backends.values():
             await backend.aclose()
@@ -294,9 +276,10 @@ class Service:
             await asyncio.to_thread(self.exporter.close)  # rows are written to the last
         if self.usage is not None:
             await asyncio.to_thread(self.usage.close)  # likewise
-        if self.responses is not None:
-            self.responses.close()
+        self.stores.close()
         await self.limiter.aclose()
+        if self.shared is not None:
+            await self.shared.aclose()
         self.metrics.close()
 
     def _can_answer(self, backend: str) -> bool:
@@ -331,7 +314,7 @@ class Service:
     async def _watch(self) -> None:
         while True:
             await self._check_health()
-            self.live.look(self._health)
+            self.live.look(self._health, self._live.backend_of)
             self.timeline.look(self._live.deployments, self.experiments)
             self.metrics.tasks.set(len(asyncio.all_tasks()))
             await asyncio.sleep(_HEALTH_INTERVAL)
@@ -365,7 +348,8 @@ class Service:
             {name: (found.serving, found.version, resets.get(name, 0)) for name, found in deployments.items()}
         )
         endpoints = {name: found.serving for name, found in deployments.items()}
-        self.router = Router(endpoints, self.backends, self._filters)
+        answers = self.shared.answers if self.shared is not None else in_memory
+        self.router = Router(endpoints, self.backends, self._filters, answers)
         self._rules = RuleTable({name: found.serving.limits for name, found in deployments.items()})
         # Only what a cache answers is worth keeping.
         has_cache = any(found.serving.cache is not None for found in deployments.values())

@@ -6,9 +6,11 @@ Source: Anthropic API reference, version 2023-06-01.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+
+from schemas.openai.extra_content import ExtraContent
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -41,6 +43,7 @@ class Block(msgspec.Struct, frozen=True):
     citations: Any = None
     caller: Any = None
     data: Any = None
+    extra_content: ExtraContent | None = None  # of a call that Google signed, as in OpenAI's chats
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -143,12 +146,13 @@ class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
-    """A tool call; `input` is a JSON object."""
+    """A tool call; `input` is a JSON object. `extra_content`, no field of Anthropic's, holds Google's signature."""
 
     id: str
     name: str
     # Raw, so that the model's JSON is not decoded and encoded again.
     input: msgspec.Raw
+    extra_content: ExtraContent | msgspec.UnsetType = msgspec.UNSET
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -269,3 +273,75 @@ class ModelList(msgspec.Struct, frozen=True):
     has_more: bool
     first_id: str | None
     last_id: str | None
+
+
+# --- message batches ----------------------------------------------------------------------------------------------
+
+
+class BatchLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One request of a batch; `params` is the body of a request for a message."""
+
+    custom_id: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    params: msgspec.Raw
+
+
+class BatchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for a batch."""
+
+    requests: Annotated[tuple[BatchLine, ...], msgspec.Meta(min_length=1)]
+
+
+class BatchCounts(msgspec.Struct, frozen=True):
+    """Requests of a batch by what became of them; all but `processing` are 0 until it has ended."""
+
+    processing: int
+    succeeded: int
+    errored: int
+    canceled: int
+    expired: int
+
+
+class MessageBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch. Times are those of RFC 3339."""
+
+    id: str
+    type: Literal["message_batch"] = "message_batch"
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: BatchCounts
+    ended_at: str | None
+    created_at: str
+    expires_at: str
+    archived_at: str | None = None
+    cancel_initiated_at: str | None
+    results_url: str | None
+
+
+class MessageBatchList(msgspec.Struct, frozen=True):
+    """One page of batches; `has_more` in the direction of the query."""
+
+    data: tuple[MessageBatch, ...]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class MessageBatchDeleted(msgspec.Struct, frozen=True):
+    """The answer to a deletion."""
+
+    id: str
+    type: Literal["message_batch_deleted"] = "message_batch_deleted"
+
+
+class BatchAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of a request: `message` if it succeeded, `error` if it errored."""
+
+    type: Literal["succeeded", "errored", "canceled", "expired"]
+    message: msgspec.Raw | None = None
+    error: msgspec.Raw | None = None
+
+
+class BatchResult(msgspec.Struct, frozen=True):
+    """A line of the results."""
+
+    custom_id: str
+    result: BatchAnswer

@@ -21,7 +21,8 @@
     │   └── Incomplete            the stream ended before the answer was complete
     └── InternalError             a bug; the message is fixed
 
-An adapter renders an error by its `kind`. A subclass without a kind of its own is rendered like its parent.
+An adapter renders an error by its `kind`. A class without a kind of its own is rendered like its parent, and so is one
+whose kind an adapter's table has no row for.
 """
 
 from __future__ import annotations
@@ -289,4 +290,4 @@ KINDS: tuple[str, ...] = (
     "incomplete",
     "internal",
 )
-"""Every `kind`, in the tree's order: an adapter's error table has a row for each."""
+"""The kinds that every adapter's error table has a row for, in the tree's order."""

@@ -207,6 +207,7 @@ class WrittenPart(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     text: str | msgspec.UnsetType = msgspec.UNSET
     thought: bool = False
     function_call: WrittenCall | None = None
+    thought_signature: str | None = None
 
 
 class WrittenContent(msgspec.Struct, frozen=True, rename="camel"):

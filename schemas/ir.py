@@ -21,6 +21,7 @@ import msgspec
 from schemas.origin import Origin as Origin
 from schemas.origin import Relay, Unread
 from schemas.prompts import ChatPrompt as ChatPrompt
+from schemas.prompts import Conversation as Conversation
 from schemas.prompts import ImagePart as ImagePart
 from schemas.prompts import Message as Message
 from schemas.prompts import Part as Part
@@ -137,7 +138,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     `prompt_scores`: the answer has the log-probabilities of the prompt's tokens, each with so many alternatives.
     `returns_ids`: it has the ids of the prompt's tokens and of all generated ones.
     `background`: lowest priority, where a backend has priorities; no client can set it.
+    `detached`: the answer is made whether or not the client stays, and what becomes of it is stored.
     `flow`: whose request it is, where several keys share a backend; requests of different flows are served in turn.
+    `destinations`: `HOST:PORT` of the servers that an endpoint picker has chosen, the best one first.
     `extra` holds fields that no protocol here knows, `unknown` names them and nested ones, as paths, and `unread` names
     parts that the IR leaves out of the body. `hints` holds fields that are only passed on to a model
     (`reasoning_effort`, `service_tier`, `priority`, …); below the adapters only what a chat
@@ -146,7 +149,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     Server codecs alone read these: `stream_usage` (the stream reports the usage), `continuous_usage` (in every chunk),
     `answer_suffix` (text written after each choice), `legacy_functions` (tool calls are written in OpenAI's first form,
     `function_call`), `stored_items` (JSON of the conversation's items to store with the
-    answer; None stores nothing) and `outputs` (the selected parts of the answer; () is the protocol's usual ones).
+    answer; None stores nothing), `conversation` and `outputs` (the selected parts of the answer; () is the protocol's
+    usual ones).
     """
 
     id: str
@@ -159,6 +163,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     continuous_usage: bool = False
     answer_suffix: str = ""
     stored_items: bytes | None = None
+    conversation: Conversation | None = None
     outputs: tuple[Output, ...] = ()
     n: int = 1
     best_of: int | None = None
@@ -182,7 +187,9 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
     lora_adapter: str | None = None
     model_given: bool = True
     background: bool = False
+    detached: bool = False
     flow: str = ""
+    destinations: tuple[str, ...] = ()
     user: str | None = None
     client_request_id: str | None = None
     safety_identifier: str | None = None
@@ -200,7 +207,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for one vector per input; `flow` is as in `Generate`."""
+    """A request for one vector per input; `flow` and `destinations` are as in `Generate`."""
 
     id: str
     model: str
@@ -210,6 +217,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
     encoding: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     flow: str = ""
+    destinations: tuple[str, ...] = ()
     user: str | None = None
     client_request_id: str | None = None
     extra: dict[str, Any] = {}
@@ -223,7 +231,10 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
-    """A request for the token ids of a prompt; `tools` are those that a chat template renders."""
+    """A request for the token ids of a prompt.
+
+    `tools` are those that a chat template renders; of `hints`, as in `Generate`, it reads those of reasoning.
+    """
 
     id: str
     model: str
@@ -231,18 +242,13 @@ class Tokenize(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[Tool, ...] = ()
     add_special_tokens: bool = True
     context_length: int | None = None  # of the model, for answers that have it
+    hints: dict[str, Any] = {}
     unread: tuple[Unread, ...] = ()
     unknown: tuple[str, ...] = ()
     origin: Origin | None = None
 
 
 Request = Generate | Embed | Tokenize | Relay
-
-
-def foreign_fields(request: Generate | Embed) -> tuple[str, ...]:
-    """The places of the fields that only a server of the client's own protocol may understand."""
-    own = tuple(part.param for part in request.unread) if isinstance(request, Generate) else ()
-    return own + request.unknown
 
 
 # --- events -----------------------------------------------------------------------------------------------------
@@ -274,12 +280,13 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class ToolDelta(msgspec.Struct, frozen=True):
-    """A piece of the `index`-th tool call. The last `id` and `name` count, the `arguments` concatenate."""
+    """A piece of the `index`-th tool call. The last `id`, `name` and `signature` count, the `arguments` concatenate."""
 
     index: int
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+    signature: str | None = None
 
 
 class FinishReason(StrEnum):

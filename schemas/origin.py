@@ -38,14 +38,15 @@ class Unread(msgspec.Struct, frozen=True):
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """A request for an operation that is not of the IR: a remote of the same dialect is sent its body.
 
-    `id`, `model` and `flow` are as in `schemas.ir.Generate`. `scoring`: what a model here that can do it reads from the
-    body.
+    `id`, `model`, `flow` and `destinations` are as in `schemas.ir.Generate`. `scoring`: what a model here that can do
+    it reads from the body.
     """
 
     id: str
     model: str
     origin: Origin
     flow: str = ""
+    destinations: tuple[str, ...] = ()
     scoring: Scoring | None = None
 
 

@@ -33,11 +33,15 @@ Part = TextPart | ImagePart
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A complete tool call; `arguments` is the JSON text exactly as generated."""
+    """A complete tool call; `arguments` is the JSON text exactly as generated.
+
+    `signature` is what the model's server wants back with the call (Google's thought signature).
+    """
 
     id: str
     name: str
     arguments: str
+    signature: str | None = None
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -87,3 +91,10 @@ class ChatPrompt(msgspec.Struct, frozen=True, tag="chat"):
 
 
 Prompt = TextPrompt | TokensPrompt | ChatPrompt
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """A stored conversation that a request continues, by its id; `items` is the JSON of the items that it adds."""
+
+    id: str
+    items: bytes

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from schemas.openai.answers import TokenLogprob
+from schemas.openai.extra_content import ExtraContent
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -35,6 +36,7 @@ class Item(msgspec.Struct, frozen=True):
     arguments: str | None = None
     output: str | tuple[Part, ...] | None = None
     summary: Any = None
+    extra_content: ExtraContent | None = None  # of a call, as in chats
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -80,6 +82,12 @@ class Reasoning(msgspec.Struct, frozen=True):
     summary: str | None = None
 
 
+class ConversationName(msgspec.Struct, frozen=True):
+    """A conversation by its id."""
+
+    id: str
+
+
 class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `/v1/responses`."""
 
@@ -109,9 +117,9 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     previous_response_id: str | None = None
-    # Refused by the decoder if set, hence of any type.
-    conversation: Any = None
+    conversation: str | ConversationName | None = None
     background: bool | None = None
+    # Refused by the decoder if set, hence of any type.
     prompt: Any = None
     moderation: Any = None
     context_management: Any = None
@@ -151,13 +159,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
-    """A function call; `arguments` is JSON text."""
+    """A function call; `arguments` is JSON text, and `extra_content` as in chats."""
 
     id: str
     status: str
     arguments: str = ""
     call_id: str
     name: str
+    extra_content: ExtraContent | msgspec.UnsetType = msgspec.UNSET
 
 
 class Thought(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
@@ -215,9 +224,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["response"] = "response"
     created_at: int
     completed_at: int | None = None
+    conversation: ConversationName | None = None
     status: str
-    # The API's background mode is not supported: every response is synchronous.
-    background: Literal[False] = False
+    background: bool = False
     error: Failure | None = None
     incomplete_details: Incomplete | None = None
     instructions: str | None

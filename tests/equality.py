@@ -7,13 +7,14 @@ no client codec in between, as a client would.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
 from adapters.base import Adapter, Call, ServerCodec
 from adapters.fold import fold
+from adapters.triton.grpc.messages import MESSAGES
 from backends.base import Backend, Feature
 from schemas.catalog import Catalog, ModelCard
 from schemas.ir import Generate
@@ -243,6 +244,45 @@ def _gemini_stream(frames: list[Any]) -> Said:
     usage = frames[-1]["usageMetadata"]
     reason = REASONS[candidates[-1]["finishReason"]]
     return Said(text, reason, usage["candidatesTokenCount"], usage["promptTokenCount"])
+
+
+async def say_over_grpc(ask: Ask, backend: Backend, model: str, stream: bool) -> Said:
+    """The answer of a backend over Triton's gRPC, as a client reads it."""
+    adapter = ADAPTERS["triton"]
+    assert adapter.rpc is not None
+    codec = adapter.rpc(adapter.dialects["triton"])
+    route = next(route for route in codec.routes if route.streams == stream and route.kind == "generate")
+    message = MESSAGES["ModelInferRequest"](model_name=model)
+    text = message.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+    text.contents.bytes_contents.append(ask.prompt.encode())
+    for name in TRITON_OUTPUTS:
+        message.inputs.add(name=name, datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
+    for name, value in _triton_body(ask, stream)["parameters"].items():
+        field = "double_param" if isinstance(value, float) else "int64_param"
+        setattr(message.parameters[name], field, value)
+    request = codec.decode(route, message.SerializeToString(), Call("request", Catalog({model: ModelCard(name=model)})))
+    assert isinstance(request, Generate)
+    if stream:
+        return _triton_stream(list(_responses(await _stream(codec, request, backend))))
+    events = [event async for batch in backend.generate(request) for event in batch]
+    data = codec.encode(request, fold(tuple(events))).body
+    return _triton_whole(_tensors(MESSAGES["ModelInferResponse"].FromString(data[5:])))
+
+
+def _responses(data: bytes) -> Iterator[dict[str, Any]]:
+    """The responses of a stream: each has a flag and its length in front."""
+    while data:
+        end = 5 + int.from_bytes(data[1:5], "big")
+        yield _tensors(MESSAGES["ModelStreamInferResponse"].FromString(data[5:end]).infer_response)
+        data = data[end:]
+
+
+def _tensors(response: Any) -> dict[str, Any]:
+    """The outputs as the generate extension has them."""
+    return {
+        output.name: raw[4:].decode() if output.datatype == "BYTES" else int.from_bytes(raw, "little")
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
 
 
 TRITON_OUTPUTS = {

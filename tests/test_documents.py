@@ -25,6 +25,7 @@ CONFIGURATION = PAGES["docs/configuration.md"]
 
 TABLES: dict[str, type[msgspec.Struct]] = {
     "## `[server]`": config.ServerSection,
+    "## `[server.grpc]`": config.Grpc,
     "## `[usage]`": config.UsageSection,
     "## `[server.limits]`": config.Limits,
     "## `[telemetry]`": config.Telemetry,

@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from backends.base import Backend
 from backends.scripted import ScriptedBackend
-from tests.equality import WAYS, Ask, Said, agree, say
+from tests.equality import WAYS, Ask, Said, agree, say, say_over_grpc
 
 ASKS = {
     "to its own end": Ask("What do you know about the sea and the sky?", 200),
@@ -46,6 +46,9 @@ async def test_every_route_gives_the_same_answer(backend: Backend, ask: Ask, cha
         if way.chat == chat and (way.seeds or ask.seed is None):
             for stream in (False, True):
                 answers[f"{way} {'streamed' if stream else 'whole'}"] = await say(way, ask, backend, model, stream)
+    if not chat:
+        for stream in (False, True):
+            answers[f"gRPC {stream}"] = await say_over_grpc(ask, backend, model, stream)
     agree(answers)
     assert len(answers) >= 6
 

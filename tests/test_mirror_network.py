@@ -6,18 +6,25 @@ client asks (a chat over Triton), it is refused before the upstream is called.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
+from litestar import Litestar
 
 from backends.remote.backend import RemoteBackend
 from backends.scripted import ScriptedBackend
 from schemas.errors import UnsupportedFeature
+from tests.backends.remote.grpc import triton
 from tests.equality import WAYS, Ask, Said, Way, say
 from tests.faults.recorded import KINDS, MOUNTED, SERVER, remote
+from tests.gateway.grpc.calls import grpc_port
 from tests.gateway.serving import listening, scripted
 
 pytestmark = pytest.mark.slow
 
-SPEECHLESS = {("anthropic", False), ("gemini", False), ("mindie-openai", False), ("tgi-0.9", True), ("triton", True)}
+SPEECHLESS = {("anthropic", False), ("gemini", False), ("mindie-openai", False)}
+SPEECHLESS |= {("tgi-0.9", True), ("triton", True), ("triton-grpc", True)}
 """Kinds without raw prompts, or without chats."""
 
 UNREPORTED = {
@@ -39,13 +46,25 @@ ASKS = {
 }
 
 
+@asynccontextmanager
+async def in_front_of(app: Litestar, kind: str) -> AsyncIterator[RemoteBackend]:
+    """A backend of the kind that asks a gateway."""
+    async with listening(app) as port:
+        if kind == "triton-grpc":
+            async with grpc_port(app) as rpc_port, triton.remote(f"http://localhost:{rpc_port}") as outer:
+                yield outer
+        else:
+            async with remote(kind, f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}") as outer:
+                yield outer
+
+
 @pytest.mark.parametrize("chat", [False, True], ids=["raw", "chat"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "triton-grpc"])
 async def test_a_gateway_in_front_of_a_gateway_gives_the_same_answer(kind: str, chat: bool) -> None:
     inner = ScriptedBackend("inner")
     app, _ = scripted("echo", server=SERVER)
     compared = 0
-    async with listening(app) as port, remote(kind, f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}") as outer:
+    async with in_front_of(app, kind) as outer:
         for ask in ASKS.values():
             ask = Ask(ask.prompt, ask.max_tokens, ask.temperature, ask.seed, chat)
             for way in WAYS:

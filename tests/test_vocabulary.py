@@ -115,6 +115,7 @@ def retired(name: str) -> Iterator[str]:
                 yield f"{name}:{text.count(chr(10), 0, at.start()) + 1}: {at[1]} -> {RETIRED[at[1]]}"
 
 
+@pytest.mark.slow
 def test_no_retired_word() -> None:
     found = [line for name in sources() for line in retired(name)]
     assert not found, "\n" + "\n".join(found)

@@ -11,9 +11,10 @@ import msgspec
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Headers, Reply, error_headers
 from adapters.blocks import Blocks, Opened, Said
-from adapters.calls import written_arguments
+from adapters.calls import written_arguments, written_signature
+from adapters.dialect import row_for
 from adapters.fold import blocks
-from adapters.sse import guard
+from adapters.formats.sse import guard
 from schemas import anthropic as wire
 from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError
@@ -48,13 +49,13 @@ def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Re
 
 def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
     """The reply to an error."""
-    status = dialect.wording.failures[error.kind].status
+    status = row_for(dialect.wording.failures, error).status
     return Reply(error_body(dialect, error), status, headers=error_headers(error))
 
 
 def error_body(dialect: Dialect, error: GatewayError) -> bytes:
     """The JSON of an error."""
-    return _json({"type": "error", "error": wire.Error(dialect.wording.failures[error.kind].type, error.message)})
+    return _json({"type": "error", "error": wire.Error(row_for(dialect.wording.failures, error).type, error.message)})
 
 
 def _message_id(request: Generate) -> str:
@@ -158,7 +159,8 @@ class StreamWriter:
         if (call := opened.call) is not None:
             id = call.id or f"toolu_{self._request.id}_{call.index}"
             # `content_block_start` always has an empty input; the arguments follow as `input_json_delta` events.
-            block = wire.ToolUseBlock(id, call.name or "", msgspec.Raw(b"{}"))
+            extra = written_signature(call.signature)
+            block = wire.ToolUseBlock(id, call.name or "", msgspec.Raw(b"{}"), extra)
             return block, {"type": "input_json_delta", "partial_json": ""}
         if opened.kind == "reasoning":
             return wire.ThinkingBlock(""), {"type": "thinking_delta", "thinking": ""}
@@ -191,7 +193,7 @@ def _content(choice: Choice) -> tuple[Block, ...]:
             # In a stream the pieces of truncated arguments are sent as they are; in a whole answer `input` must be an
             # object.
             arguments = written_arguments(block, truncated=choice.reason is FinishReason.LENGTH)
-            content.append(wire.ToolUseBlock(block.id, block.name, arguments))
+            content.append(wire.ToolUseBlock(block.id, block.name, arguments, written_signature(block.signature)))
         elif block[0] == "reasoning":
             content.append(wire.ThinkingBlock(block[1]))
         elif content and isinstance(content[-1], wire.TextBlock):  # a refusal is text

@@ -10,7 +10,11 @@ from adapters.base import Outbound, Reply
 from adapters.outbound import relayed_body
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Events, Generate
+from schemas.left_out import BUDGET, left_out
 from schemas.origin import Relay
+
+_SENT = ("thinking", BUDGET)
+"""The hints that the protocol has a form for."""
 
 
 class AnthropicClient:
@@ -57,7 +61,7 @@ class AnthropicClient:
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """None of a body that is relayed; else all, since the request is written anew."""
         relayed = isinstance(request, Generate) and relays(self._dialect, request)
-        return () if relayed else request.foreign_fields
+        return () if relayed else left_out(request, _SENT)
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import read_conversation
 from adapters.anthropic.relay import read_known
+from adapters.anthropic.without_effect import fields_without_effect
 from adapters.base import Call
 from adapters.unknown_fields import Unknown
 from schemas import anthropic as wire
@@ -34,11 +35,7 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
     choice = _choice(given.tool_choice, tools, unread)
     # The field says the opposite of the IR's: `disable_parallel_tool_use`.
     parallel = given.tool_choice.disable_parallel_tool_use if given.tool_choice else None
-    hints = {
-        "service_tier": given.service_tier,
-        "thinking": given.thinking,
-        "reasoning_effort": given.output_config.effort if given.output_config else None,
-    }
+    tier = {"service_tier": given.service_tier} if given.service_tier else {}
     return Generate(
         id=call.id,
         model=given.model,
@@ -60,10 +57,10 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
         parallel_tool_calls=None if parallel is None else not parallel,
         grammar=_grammar(given),
         user=given.metadata.user_id if given.metadata else None,
-        hints={name: value for name, value in hints.items() if value},
+        hints=tier | _hints(given),
         extra=extra,
         unread=unread,
-        unknown=extra.paths + _without_effect(given),
+        unknown=extra.paths + fields_without_effect(given),
         origin=origin,
     )
 
@@ -86,8 +83,9 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
         model=given.model,
         prompt=read_conversation(given),
         tools=tools,
+        hints=_hints(given),
         unread=unread,
-        unknown=extra.paths,
+        unknown=extra.paths + fields_without_effect(given),
         origin=origin,
     )
 
@@ -107,10 +105,13 @@ def _own_fields(given: wire.CountRequest) -> tuple[Unread, ...]:
     return tuple(Unread(name, name, f"{name}: this field is not supported") for name in asked)
 
 
-def _without_effect(given: wire.CountRequest) -> tuple[str, ...]:
-    """The fields that are known, and change nothing but where the client's own body is sent on."""
-    thinks = given.thinking is not None and given.thinking.get("type") != "disabled"
-    return ("thinking",) if thinks else ()
+def _hints(given: wire.CountRequest) -> dict[str, Any]:
+    """What is said of reasoning."""
+    hints = {
+        "thinking": given.thinking,
+        "reasoning_effort": given.output_config.effort if given.output_config else None,
+    }
+    return {name: value for name, value in hints.items() if value}
 
 
 def _grammar(given: wire.CountRequest) -> Grammar | None:

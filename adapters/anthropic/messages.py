@@ -6,11 +6,12 @@ messages of their own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from adapters.calls import read_arguments
+from adapters.calls import read_arguments, read_signature
 from adapters.outbound import image_url
 from schemas import anthropic as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
@@ -32,16 +33,16 @@ def read_conversation(given: wire.CountRequest) -> ChatPrompt:
     if not given.messages:
         raise InvalidRequest("messages: at least one message is required", param="messages")
     for place, turn in enumerate(given.messages):
-        if turn.role not in ("user", "assistant"):
+        read = _TURNS.get(turn.role)
+        if read is None:
             param = f"messages.{place}.role"
-            raise InvalidRequest(f"{param}: Input should be 'user' or 'assistant'", param=param)
-        read = _user if turn.role == "user" else _assistant
+            raise InvalidRequest(f"{param}: Input should be 'user', 'assistant' or 'system'", param=param)
         messages += read(turn, f"messages.{place}.content")
     return ChatPrompt(tuple(messages))
 
 
-def _system(system: str | tuple[wire.Block, ...]) -> str | tuple[Part, ...]:
-    return system if isinstance(system, str) else tuple(_text(block, "system") for block in system)
+def _system(system: str | tuple[wire.Block, ...], param: str = "system") -> str | tuple[Part, ...]:
+    return system if isinstance(system, str) else tuple(_text(block, param) for block in system)
 
 
 def _user(turn: wire.Turn, param: str) -> list[Message]:
@@ -87,11 +88,21 @@ def _assistant(turn: wire.Turn, param: str) -> list[Message]:
     return [Message("assistant", tuple(parts) or None, tool_calls=tuple(calls), reasoning="".join(thoughts) or None)]
 
 
+_TURNS: dict[str, Callable[[wire.Turn, str], list[Message]]] = {
+    "user": _user,
+    "assistant": _assistant,
+    # An instruction within the conversation.
+    "system": lambda turn, param: [Message("system", _system(turn.content, param))],
+}
+"""The role of a turn -> the reader of its messages."""
+
+
 def _call(block: wire.Block, param: str) -> ToolCall:
     for field in ("id", "name"):
         if getattr(block, field) is None:
             raise InvalidRequest(f"{param}.{field}: Field required", param=f"{param}.{field}")
-    return ToolCall(block.id or "", block.name or "", msgspec.json.encode(block.input or {}).decode())
+    arguments = msgspec.json.encode(block.input or {}).decode()
+    return ToolCall(block.id or "", block.name or "", arguments, read_signature(block.extra_content))
 
 
 def _part(block: wire.Block, param: str) -> Part:

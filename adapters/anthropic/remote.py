@@ -12,7 +12,7 @@ from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.relay import relays
 from adapters.base import Reply
 from adapters.body import UNREADABLE
-from adapters.frames import FrameReader
+from adapters.formats.frames import FrameReader
 from adapters.remote_failures import REFUSED, failure_of, malformed, read_json, retry_after
 from schemas import anthropic as wire
 from schemas.errors import BackendError, BackendFailed, ContextLengthExceeded, GatewayError, Incomplete

@@ -11,11 +11,13 @@ from typing import ClassVar
 import msgspec
 
 from adapters.anthropic.answers import StreamWriter, encode_answer, error_reply
+from adapters.anthropic.batches import BATCH_ROUTES, AnthropicBatches
 from adapters.anthropic.decode import read_count, read_messages
 from adapters.anthropic.describe import list_models, retrieve_model
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.relay import relayed_headers
 from adapters.base import Call, RawHeaders, Reply, Route
+from adapters.batches import BatchCodec
 from schemas import anthropic as wire
 from schemas.completion import Completion
 from schemas.errors import GatewayError, InternalError
@@ -58,12 +60,15 @@ class AnthropicServer:
             answer=wire.Count,
             example={"model": "{model}", "messages": [{"role": "user", "content": "Hello!"}]},
         ),
+        *BATCH_ROUTES,
         # The paths are OpenAI's, too: the header, which every client of this protocol sends, decides.
         Route("GET", "/v1/models", "models", "describe", "List the models", answer=wire.ModelList, header=_VERSION),
         Route(
             "GET", "/v1/models/{id:path}", "model", "describe", "Describe a model", answer=wire.Model, header=_VERSION
         ),
     )
+
+    batches: BatchCodec = AnthropicBatches()
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect

@@ -11,8 +11,9 @@ from adapters.databricks.dialects import Dialect
 from adapters.databricks.failures import error_event, error_reply
 from adapters.databricks.manage import read_change
 from adapters.openai.inbound.answers import encode_embeddings
+from adapters.openai.responses.stored import list_items
 from adapters.openai.routes import response_routes
-from adapters.openai.server import STORED_RESPONSES, OpenAIServer
+from adapters.openai.server import OpenAIServer
 from schemas import databricks as wire
 from schemas.catalog import Change
 from schemas.errors import GatewayError, InvalidRequest
@@ -190,8 +191,8 @@ class DatabricksServer(OpenAIServer):
             return describe_change(read_change(route, body, call), call)
         if route.name == "host":
             return host_metadata()
-        if route.name in STORED_RESPONSES:
-            return STORED_RESPONSES[route.name](call)
+        if route.name == "input_items":
+            return list_items(call)
         return list_endpoints(call) if route.name == "endpoints" else get_endpoint(call)
 
     def error(self, error: GatewayError, request: Generate | None = None) -> Reply:  # noqa: ARG002

@@ -10,10 +10,11 @@ import msgspec
 
 from adapters.base import JSON, Headers, Reply, error_headers
 from adapters.calls import written_arguments
+from adapters.dialect import row_for
 from adapters.fold import blocks, join_calls
+from adapters.formats.sse import guard
 from adapters.gemini.decode import THOUGHTS
 from adapters.gemini.dialects import Dialect
-from adapters.sse import guard
 from schemas import gemini as wire
 from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError
@@ -61,7 +62,7 @@ def encode_embeddings(request: Embed, answer: Embeddings) -> Reply:
 
 def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
     """The reply to an error."""
-    return Reply(_error(dialect, error), dialect.wording.failures[error.kind].status, headers=error_headers(error))
+    return Reply(_error(dialect, error), row_for(dialect.wording.failures, error).status, headers=error_headers(error))
 
 
 class StreamWriter:
@@ -198,7 +199,8 @@ def _calls(
                 call.name,
                 written_arguments(call, truncated=reason is FinishReason.LENGTH),
                 call.id or f"call_{request.id}_{choice}_{index}",
-            )
+            ),
+            thought_signature=call.signature,
         )
         for index, call in enumerate(calls)
     )
@@ -234,5 +236,5 @@ def _usage(usage: Usage) -> wire.UsageMetadata:
 
 
 def _error(dialect: Dialect, error: GatewayError) -> bytes:
-    failure = dialect.wording.failures[error.kind]
+    failure = row_for(dialect.wording.failures, error)
     return _json(wire.ErrorAnswer(wire.Error(failure.status, error.message, failure.type)))

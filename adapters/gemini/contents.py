@@ -11,7 +11,7 @@ import msgspec
 
 from adapters.body import UNREADABLE
 from adapters.calls import OpenCalls, read_arguments
-from adapters.outbound import image_url
+from adapters.outbound import image_url, inexpressible
 from schemas import gemini as wire
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Message, Part, TextPart, ToolCall
@@ -68,7 +68,7 @@ def _messages(content: wire.Content, param: str, open_calls: OpenCalls, unread: 
     for place, part in enumerate(content.parts):
         where = f"{param}.parts[{place}]"
         if part.function_call is not None:
-            calls.append(_call(part.function_call, f"{param}_{place}"))
+            calls.append(_call(part, part.function_call, f"{param}_{place}"))
         elif part.function_response is not None:
             results.append(_result(part.function_response, open_calls))
         elif part.thought:
@@ -116,9 +116,11 @@ def _not_read(unread: list[Unread], param: str, feature: str, refusal: str) -> N
     unread.append(Unread(param, feature, f"{param}: {refusal}"))
 
 
-def _call(call: wire.FunctionCall, place: str) -> ToolCall:
+def _call(part: wire.Part, call: wire.FunctionCall, place: str) -> ToolCall:
     id = call.id or f"call_{place}".replace("[", "_").replace("]", "").replace(".", "_")
-    return ToolCall(id, call.name, msgspec.json.encode(call.args or {}).decode())
+    # Google's SDKs send the word for calls that have no signature.
+    signature = part.thought_signature if part.thought_signature != _UNSIGNED else None
+    return ToolCall(id, call.name, msgspec.json.encode(call.args or {}).decode(), signature)
 
 
 def _result(result: wire.FunctionResponse, open_calls: OpenCalls) -> Message:
@@ -164,7 +166,7 @@ def _parts(message: Message) -> list[dict[str, Any]]:
     written += [
         {
             "functionCall": {"id": call.id, "name": call.name, "args": read_arguments(call)},
-            "thoughtSignature": _UNSIGNED,
+            "thoughtSignature": call.signature or _UNSIGNED,
         }
         for call in message.tool_calls
     ]
@@ -184,11 +186,14 @@ def _written(part: Part) -> dict[str, Any]:
 def _response(message: Message, names: dict[str, str]) -> dict[str, Any]:
     """A function's result, in the object that Google's SDKs put it into."""
     content = message.content or ""
-    text = content if isinstance(content, str) else "".join(p.text for p in content if isinstance(p, TextPart))
+    if not isinstance(content, str):
+        if not all(isinstance(part, TextPart) for part in content):
+            raise inexpressible("images")
+        content = "".join(part.text for part in content if isinstance(part, TextPart))
     try:
-        response = msgspec.json.decode(text, type=dict[str, Any])
+        response = msgspec.json.decode(content, type=dict[str, Any])
     except UNREADABLE:
-        response = {"result": text}
+        response = {"result": content}
     name = names.get(message.tool_call_id or "") or message.name or ""
     id = {"id": message.tool_call_id} if message.tool_call_id else {}
     return {"functionResponse": {"name": name, "response": response} | id}

@@ -150,7 +150,10 @@ def read_embed(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Emb
     sizes = {request.output_dimensionality for request in requests}
     if len(sizes) > 1:
         raise _invalid("requests", "outputDimensionality must be the same in all requests")
-    ignored = (*extra.paths, *(("taskType",) if any(request.task_type for request in requests) else ()))
+    ignored = (
+        *extra.paths,
+        *(_camel(name) for name in ("task_type", "title") if any(getattr(request, name) for request in requests)),
+    )
     _refuse(dialect, ignored)
     return Embed(
         id=call.id,
@@ -303,8 +306,23 @@ def _elsewhere(given: wire.GenerateRequest, config: wire.GenerationConfig) -> tu
 
 def _without_effect(given: wire.GenerateRequest) -> tuple[str, ...]:
     """The fields that are known, and change nothing but where the client's own body is sent on."""
-    names = ("safety_settings", "service_tier", "store")
-    return tuple(_camel(name) for name in names if getattr(given, name) not in (None, (), []))
+    asked: list[tuple[str, Any]] = [
+        (_camel(name), getattr(given, name)) for name in ("safety_settings", "service_tier", "store")
+    ]
+    tools = given.tool_config or wire.ToolConfig()
+    contents = (given.contents,) if isinstance(given.contents, wire.Content) else given.contents
+    asked += [
+        ("toolConfig.retrievalConfig", tools.retrieval_config),
+        ("toolConfig.includeServerSideToolInvocations", tools.include_server_side_tool_invocations),
+        ("generationConfig.mediaResolution", given.generation_config and given.generation_config.media_resolution),
+    ]
+    asked += [
+        (f"contents[{place}].parts[{within}].{_camel(name)}", getattr(part, name))
+        for place, content in enumerate(contents)
+        for within, part in enumerate(content.parts)
+        for name in ("video_metadata", "media_resolution")
+    ]
+    return tuple(name for name, value in asked if value not in (None, (), [], {}, False))
 
 
 def _text(content: wire.Content) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from adapters.base import Reply
-from adapters.frames import FrameReader
+from adapters.formats.frames import FrameReader
 from adapters.gemini.dialects import Dialect
 from adapters.gemini.outbound import relays
 from adapters.openai.remote.tokens import Aligner
@@ -111,7 +111,7 @@ class StreamReader(FrameReader):
         tokens: tuple[Token, ...] = ()
         if self._aligners and candidate.logprobs_result is not None:
             tokens = self._aligners[choice].feed(_listed(candidate.logprobs_result), text)
-        calls = tuple(self._call(choice, part.function_call) for part in parts if part.function_call is not None)
+        calls = tuple(self._call(choice, part, part.function_call) for part in parts if part.function_call is not None)
         if text or reasoning or tokens or calls:
             out.append(Delta(choice, text, tokens, reasoning, tool_calls=calls))
         if candidate.finish_reason is not None:
@@ -121,10 +121,11 @@ class StreamReader(FrameReader):
                 raise malformed("an end for an unknown reason")
             self._reasons[choice] = reason
 
-    def _call(self, choice: int, call: wire.FunctionCall) -> ToolDelta:
+    def _call(self, choice: int, part: wire.Part, call: wire.FunctionCall) -> ToolDelta:
         index = self._calls.get(choice, 0)
         self._calls[choice] = index + 1
-        return ToolDelta(index, call.id, call.name, msgspec.json.encode(call.args or {}).decode())
+        arguments = msgspec.json.encode(call.args or {}).decode()
+        return ToolDelta(index, call.id, call.name, arguments, part.thought_signature)
 
     def _reason(self, choice: int) -> FinishReason:
         reason = self._reasons[choice]

@@ -14,10 +14,11 @@ import msgspec
 
 from adapters.base import Headers, Reply, error_headers
 from adapters.calls import written_arguments
+from adapters.dialect import row_for
 from adapters.fold import join_calls, visible_text
+from adapters.formats.sse import guard
 from adapters.ollama.dialects import Dialect
 from adapters.openai.inbound.logprobs import chat_logprobs
-from adapters.sse import guard
 from schemas import ollama as wire
 from schemas.completion import Completion
 from schemas.errors import GatewayError
@@ -95,7 +96,7 @@ def empty_answer(model: str, operation: str, now: float) -> Reply:
 
 def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
     """The reply to an error."""
-    return Reply(_error(error), dialect.wording.failures[error.kind].status, headers=error_headers(error))
+    return Reply(_error(error), row_for(dialect.wording.failures, error).status, headers=error_headers(error))
 
 
 class StreamWriter:

@@ -8,6 +8,10 @@ from adapters.ollama.outbound import relays, write_embed, write_request
 from adapters.ollama.remote import StreamReader, read_answer, read_embeddings, read_failure
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
+from schemas.left_out import left_out
+
+_SENT = ("reasoning_effort", "thinking")
+"""The hints that the protocol has a form for."""
 
 
 class OllamaClient:
@@ -54,7 +58,7 @@ class OllamaClient:
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """None of a body that is relayed; else all, since the request is written anew."""
-        return () if relays(self._dialect, request) else request.foreign_fields
+        return () if relays(self._dialect, request) else left_out(request, _SENT)
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""

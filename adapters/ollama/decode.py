@@ -40,7 +40,7 @@ from schemas.origin import Unread
 
 T = TypeVar("T")
 
-_LATEST = ":latest"
+LATEST = ":latest"
 """The tag that a name without one stands for."""
 _EFFORTS = ("low", "medium", "high", "max")
 _RUNNER = (
@@ -133,7 +133,7 @@ def find_model(name: str, call: Call) -> tuple[str, ModelCard]:
     """
     if not name:
         raise InvalidRequest("model is required", param="model")
-    for known in (name, name.removesuffix(_LATEST)):
+    for known in (name, name.removesuffix(LATEST)):
         if (card := call.catalog.find(known)) is not None:
             return known, card
     raise ModelNotFound(f"model '{name}' not found", param="model")
@@ -153,7 +153,10 @@ def _generate(
 ) -> Generate:
     options = given.options or wire.Options()
     _check(dialect, given, options)
-    ignored = (*extra.paths, *_ignored_options(options), *_set(given, "keep_alive", "truncate", "shift"))
+    # A prompt that is too long is refused: that is what `truncate: false` asks for. A chat can lose its oldest turns.
+    shortens = given.truncate is True and isinstance(prompt, ChatPrompt)
+    unmet = ("truncate",) if given.truncate and not shortens else ()
+    ignored = (*extra.paths, *_ignored_options(options), *_set(given, "keep_alive", "shift"), *unmet)
     _refuse_ignored(dialect, ignored)
     top = given.top_logprobs or 0
     return Generate(
@@ -169,6 +172,7 @@ def _generate(
         logprobs=bool(given.logprobs),
         top_logprobs=top if given.logprobs else 0,
         tools=tools,
+        overflow="drop_turns" if shortens else "refuse",
         grammar=_grammar(given.format),
         hints=_hints(given.think),
         extra=extra,

@@ -13,7 +13,7 @@ import msgspec
 
 from adapters.base import Call, Reply
 from adapters.body import read
-from adapters.ollama.decode import find_model
+from adapters.ollama.decode import LATEST, find_model
 from adapters.ollama.dialects import Dialect
 from schemas import ollama as wire
 from schemas.catalog import ModelCard, Task
@@ -33,7 +33,11 @@ def list_models(call: Call) -> Reply:
     """The answer of `GET /api/tags`."""
     models = tuple(
         wire.ListedModel(
-            name=name, model=name, modified_at=_timestamp(card.changed), digest=_digest(name), details=_details(card)
+            name=with_tag(name),
+            model=with_tag(name),
+            modified_at=_timestamp(card.changed),
+            digest=_digest(name),
+            details=_details(card),
         )
         for name, card in call.catalog.models()
     )
@@ -44,8 +48,8 @@ def list_running(call: Call) -> Reply:
     """The answer of `GET /api/ps`: the endpoints that can answer."""
     models = tuple(
         wire.RunningModel(
-            name=name,
-            model=name,
+            name=with_tag(name),
+            model=with_tag(name),
             digest=_digest(name),
             details=_details(card),
             expires_at=_NEVER,
@@ -83,6 +87,11 @@ def show_model(call: Call, body: bytes) -> Reply:
 def show_version(dialect: Dialect) -> Reply:
     """The answer of `GET /api/version`."""
     return Reply(msgspec.json.encode(wire.Version(dialect.answers.version)))
+
+
+def with_tag(name: str) -> str:
+    """A model's name as Ollama lists it, always with a tag. Open WebUI adds `latest` before it looks a name up."""
+    return name if ":" in name.rpartition("/")[2] else name + LATEST
 
 
 def _details(card: ModelCard) -> wire.Details:

@@ -54,6 +54,8 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
         "format": _format(request.grammar),
         "options": _options(request.sampling, request.stopping) or None,
         "think": _think(request),
+        # Without the field Ollama leaves out the oldest messages of a prompt that is too long, and says nothing.
+        "truncate": None if request.overflow == "drop_turns" else False,
         "logprobs": request.logprobs or None,
         "top_logprobs": request.top_logprobs or None,
     }

@@ -9,8 +9,8 @@ import msgspec
 
 from adapters.base import Reply
 from adapters.body import UNREADABLE
-from adapters.frames import FrameReader
-from adapters.ndjson import LineReader
+from adapters.formats.frames import FrameReader
+from adapters.formats.ndjson import LineReader
 from adapters.ollama.dialects import Dialect
 from adapters.ollama.outbound import relays
 from adapters.openai.remote.tokens import Aligner

@@ -11,6 +11,7 @@ from adapters.openai.remote.encode_request import is_chat_call, same_dialect, wr
 from adapters.openai.remote.failures import remote_failure
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
+from schemas.left_out import PLACES, left_out
 from schemas.origin import Relay
 
 
@@ -56,7 +57,9 @@ class OpenAIClient:
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """None if the client's own body is sent."""
-        return () if same_dialect(self._dialect, request) else request.foreign_fields
+        if same_dialect(self._dialect, request):
+            return ()
+        return left_out(request, (*self._dialect.remote.remote_fields, *PLACES))
 
     @property
     def relayed(self) -> frozenset[tuple[str, str]]:

@@ -13,12 +13,13 @@ import msgspec
 
 from adapters.base import JSON, Call, Outbound, Route
 from adapters.body import parse
-from adapters.multipart import form_field, is_form, with_field
+from adapters.formats.multipart import form_field, is_form, with_field
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.decode import read_model
 from adapters.openai.remote.encode_request import raw_fields
 from schemas.errors import InvalidRequest, MalformedBody, UnsupportedFeature
 from schemas.openai import scores as wire
+from schemas.openai import tei
 from schemas.origin import Origin, Relay, Scoring
 
 
@@ -26,7 +27,8 @@ class _Row(NamedTuple):
     """An operation: its name, its path, and how a remote is called.
 
     `remote`: the path at the remote, by default ours without `/v1`. `beside_v1`: that path is not below `/v1` there.
-    `body` and `answer` are those of models here.
+    `body` and `answer` are those of models here. `fields`: as of `Route`, for a body in another form at the same path;
+    `nameless`: bodies need not name a model.
     `refused`: fields that would name something that is stored here, which a remote does not have -> what to send.
     """
 
@@ -40,12 +42,15 @@ class _Row(NamedTuple):
     body: Any = None
     answer: Any = None
     refused: tuple[tuple[str, str], ...] = ()
+    fields: frozenset[str] = frozenset()
+    nameless: bool = False
 
     @property
     def route(self) -> Route:
         """The route of our clients."""
         summary = self.summary if self.scoring else f"{self.summary}, by a remote that does"
-        return Route("POST", self.path, self.name, "relay", summary, body=self.body, answer=self.answer, form=self.form)
+        how = {"body": self.body, "answer": self.answer, "form": self.form, "fields": self.fields}
+        return Route("POST", self.path, self.name, "relay", summary, **how)
 
 
 def _rerank(name: str, path: str, remote: str | None = None, *, beside_v1: bool = False) -> _Row:
@@ -58,11 +63,30 @@ def _score(name: str, path: str, remote: str | None = None) -> _Row:
     return _Row(name, path, summary, remote, False, False, "score", wire.ScoreRequest, wire.ScoreAnswer)
 
 
+def _tei(name: str, path: str, summary: str, scoring: Scoring, body: Any, answer: Any, *fields: str) -> _Row:
+    """An operation of text-embeddings-inference, which serves one model."""
+    return _Row(
+        name,
+        path,
+        summary,
+        path,
+        beside_v1=True,
+        scoring=scoring,
+        body=body,
+        answer=answer,
+        fields=frozenset(fields),
+        nameless=True,
+    )
+
+
 _STORED = ("previous_response_id", "Responses are stored here, not at the model's server: send its items as 'input'.")
+_PREDICTIONS = tuple[tei.Prediction | tuple[tei.Prediction, ...], ...]
 _TABLE = (
     _rerank("rerank", "/v1/rerank"),
     _rerank("rerank_unversioned", "/rerank", "/rerank"),
     _rerank("rerank_v2", "/v2/rerank", "/v2/rerank", beside_v1=True),
+    _tei("rerank_texts", "/rerank", "Rank texts (TEI)", "rerank", tei.RankTexts, tuple[tei.RankedText, ...], "texts"),
+    _tei("predict", "/predict", "Classify texts or pairs (TEI)", "classify", tei.Predict, _PREDICTIONS),
     _score("score", "/v1/score"),
     _score("score_unversioned", "/score", "/score"),
     _Row(
@@ -119,6 +143,8 @@ def read_relay(dialect: Dialect, name: str, body: bytes, call: Call) -> Relay:
         model = fields.get("model")
         if model is not None and not isinstance(model, str):
             raise InvalidRequest("Invalid value for 'model': Expected `str`.", param="model")
+    if not model and name in _BY_NAME and _BY_NAME[name].nameless:
+        model = call.catalog.default
     origin = Origin(dialect.protocol, dialect.name, name, body, media_type=media_type)
     scoring = None if is_form(media_type) else _BY_NAME[name].scoring
     return Relay(id=call.id, model=read_model(dialect, model or "", call), origin=origin, scoring=scoring)

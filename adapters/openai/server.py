@@ -6,8 +6,13 @@ import time
 from collections.abc import Callable
 from typing import ClassVar
 
+import msgspec
+
 from adapters.base import Call, Reply, Route, StreamEncoder
+from adapters.batches import BatchCodec, FileCodec
 from adapters.body import parse
+from adapters.objects import Follow, Steps
+from adapters.openai.batches import OpenAIBatches, OpenAIFiles, batch_routes
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.answers import encode_answer, encode_embeddings
 from adapters.openai.inbound.chat_stream import ChatStreamWriter
@@ -19,10 +24,18 @@ from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_
 from adapters.openai.pooling.embeddings import read_embed
 from adapters.openai.pooling.scores import encode_scores, read_score
 from adapters.openai.relay import RELAY_ROUTES, TOKENS, read_relay
+from adapters.openai.responses import background
 from adapters.openai.responses.answers import ResponseWriter, encode_response, encode_token_count
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
-from adapters.openai.responses.stored import cancel, delete, list_items, retrieve
-from adapters.openai.routes import generation_routes, model_routes, response_routes
+from adapters.openai.responses.stored import list_items
+from adapters.openai.routes import (
+    conversation_routes,
+    generation_routes,
+    model_routes,
+    response_routes,
+    stored_chat_routes,
+)
+from adapters.openai.stored import chats, conversations
 from adapters.rate_limits import openai_limit_headers
 from schemas.catalog import Change
 from schemas.completion import Completion
@@ -34,9 +47,21 @@ from schemas.origin import Relay
 from schemas.responses import ResponseRequest
 from schemas.scores import Score, Scores
 
-STORED_RESPONSES = {"response": retrieve, "forget": delete, "cancel": cancel, "input_items": list_items}
-"""Name of a route of stored responses -> the function that answers it."""
-
+OBJECT_STEPS: dict[str, Callable[[Call], Steps[Reply | Follow]] | Callable[[Call], Steps[Reply]]] = {
+    "response": background.retrieve,
+    "forget": background.delete,
+    "cancel": background.cancel,
+    "conversation": conversations.retrieve,
+    "delete_conversation": conversations.delete,
+    "list_items": conversations.list_items,
+    "item": conversations.retrieve_item,
+    "delete_item": conversations.delete_item,
+    "list_chats": chats.list_chats,
+    "stored_chat": chats.retrieve,
+    "delete_chat": chats.delete,
+    "list_messages": chats.list_messages,
+}
+"""Name of a route of stored objects without a body -> the steps that answer it."""
 
 INVOCATIONS = "invocations"
 """The route whose body decides whether it is a chat or a completion."""
@@ -53,7 +78,10 @@ class OpenAIServer:
     routes: ClassVar[tuple[Route, ...]] = (
         *generation_routes("/v1"),
         *response_routes("/v1"),
+        *conversation_routes("/v1"),
+        *stored_chat_routes("/v1"),
         *model_routes("/v1"),
+        *batch_routes("/v1"),
         *RELAY_ROUTES,
         Route(
             "POST",
@@ -97,11 +125,19 @@ class OpenAIServer:
         # Azure's: the newer API, and the older one, whose paths name the deployment.
         *generation_routes("/openai/v1"),
         *response_routes("/openai/v1"),
+        *conversation_routes("/openai/v1"),
+        *stored_chat_routes("/openai/v1"),
         *model_routes("/openai/v1"),
+        *batch_routes("/openai/v1"),
         *generation_routes("/openai/deployments/{name}"),
         *response_routes("/openai"),
+        *conversation_routes("/openai"),
         *model_routes("/openai"),
+        *batch_routes("/openai"),
     )
+
+    batches: BatchCodec = OpenAIBatches()
+    files: FileCodec = OpenAIFiles()
 
     def __init__(self, dialect: Dialect, now: Callable[[], float] = time.time) -> None:
         self._dialect = dialect
@@ -132,7 +168,10 @@ class OpenAIServer:
         # The body is converted to another struct for each route, so every branch has a variable of its own type.
         if name == "chat":
             asked, extra = read_fields(dialect, fields, requests.ChatRequest)
-            return read_chat(dialect, asked, origin, call, extra)
+            request = read_chat(dialect, asked, origin, call, extra)
+            if request.stored_items is not None:
+                chats.check_stored(asked.metadata)
+            return request
         if name in ("completions", INVOCATIONS):
             prompted, extra = read_fields(dialect, fields, requests.CompletionRequest)
             return read_completion(dialect, prompted, origin, call, extra)
@@ -145,7 +184,9 @@ class OpenAIServer:
         if _is_response(request):
             return ResponseWriter(request, self._now)
         # `stream_error` is a method: a subclass encodes errors in streams in its own form.
-        writer = ChatStreamWriter if isinstance(request.prompts[0], ChatPrompt) else CompletionStreamWriter
+        writer: type[ChatStreamWriter | CompletionStreamWriter] = CompletionStreamWriter
+        if isinstance(request.prompts[0], ChatPrompt):
+            writer = ChatStreamWriter if request.stored_items is None else chats.StoredChatWriter
         return writer(self._dialect, request, created, self.stream_error)
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
@@ -153,7 +194,10 @@ class OpenAIServer:
         created = int(self._now())
         if _is_response(request):
             return encode_response(request, answer, created)
-        return encode_answer(self._dialect, request, answer, created)
+        reply = encode_answer(self._dialect, request, answer, created)
+        if request.stored_items is None:
+            return reply
+        return msgspec.structs.replace(reply, record=chats.record_of(request, reply.body))
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
         """The answer to a request for embeddings."""
@@ -183,11 +227,35 @@ class OpenAIServer:
         Raises:
             schemas.errors.RequestError: there is no such model or stored response.
         """
-        if route.name in STORED_RESPONSES:
-            return STORED_RESPONSES[route.name](call)
+        if route.name == "input_items":
+            return list_items(call)
         if route.name == "tokenizer_info":
             return describe_tokenizer(call)
         return (list_models if route.name == "models" else retrieve_model)(self._dialect, call)
+
+    def steps(self, route: Route, call: Call, body: bytes) -> Steps[Reply | Follow]:
+        """The steps that answer a request for a conversation, a stored response or a stored chat.
+
+        Raises:
+            schemas.errors.RequestError: the request is wrong, or names an object that is not there.
+        """
+        fields = parse(body) if body else None
+        match route.name:
+            case "create_conversation":
+                return (yield from conversations.create(self._dialect, call, fields, int(self._now())))
+            case "update_conversation":
+                return (yield from conversations.update(self._dialect, call, fields))
+            case "update_chat":
+                return (yield from chats.update(self._dialect, call, fields))
+            case "create_items":
+                return (yield from conversations.create_items(self._dialect, call, fields))
+        return (yield from OBJECT_STEPS[route.name](call))
+
+    end_lost = staticmethod(background.end_lost)
+
+    def needed(self, route: Route, body: bytes) -> tuple[str, str] | None:
+        """The conversation that a response continues."""
+        return conversations.named(body) if route.name in (OPERATION, COUNT) else None
 
     limit_headers = staticmethod(openai_limit_headers)
 

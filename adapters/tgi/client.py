@@ -9,6 +9,7 @@ from adapters.tgi.remote import StreamReader, read_answer
 from adapters.tgi.remote_failures import remote_failure
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Events, Generate
+from schemas.left_out import left_out
 from schemas.origin import Relay
 
 
@@ -36,7 +37,7 @@ class TgiClient:
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """All but a TGI client's own top-level fields and parameters."""
-        return tuple(name for name in request.foreign_fields if not passes_on(request, name))
+        return tuple(name for name in left_out(request) if not passes_on(request, name))
 
     @property
     def relayed(self) -> frozenset[tuple[str, str]]:

@@ -7,7 +7,8 @@ import math
 import msgspec
 
 from adapters.base import Headers, Reply
-from adapters.sse import guard
+from adapters.dialect import row_for
+from adapters.formats.sse import guard
 from adapters.tgi.dialects import Dialect
 from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
 from schemas.tgi import ErrorResponse
@@ -43,7 +44,7 @@ def failure_reply(dialect: Dialect, error: GatewayError, *, streamed: bool = Fal
     if streamed and dialect.answers.stream_errors_as_frames:
         # `event: error` does not exist in TGI: clients look for the key `error` in the data.
         return Reply(failure_frame(dialect, error), media_type=STREAM_TYPE, headers=STREAM_HEADERS)
-    failure = dialect.wording.failures[error.kind]
+    failure = row_for(dialect.wording.failures, error)
     headers: Headers = ()
     if error.retry_after is not None:
         headers += (("retry-after", str(math.ceil(error.retry_after))),)
@@ -54,7 +55,7 @@ def failure_reply(dialect: Dialect, error: GatewayError, *, streamed: bool = Fal
 
 
 def _body(dialect: Dialect, error: GatewayError) -> bytes:
-    failure = dialect.wording.failures[error.kind]
+    failure = row_for(dialect.wording.failures, error)
     message = failure.text.format(message=_message(dialect, error))
     return msgspec.json.encode(ErrorResponse(message, failure.type or error.kind))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from adapters.base import Reply
-from adapters.frames import FrameReader
+from adapters.formats.frames import FrameReader
 from adapters.remote_failures import header_number, malformed, read_json
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.relay import passes_back, relayed

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import UNSET
 
 from adapters.base import Headers, token_id_headers
-from adapters.sse import guard
+from adapters.formats.sse import guard
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.encode import compute_headers, effective_seed, finish_reason, prompt_text, wire_token, wire_top
 from adapters.tgi.failures import STREAM_HEADERS, STREAM_TYPE, failure_frame

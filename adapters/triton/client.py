@@ -8,7 +8,7 @@ finish reason is always requested, and an answer is complete once it has one. Of
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -20,9 +20,18 @@ from adapters.triton.remote.decode_answer import AnswerReader
 from adapters.triton.remote.failures import remote_failure
 from schemas.errors import GatewayError, UnsupportedFeature
 from schemas.ir import Embed, Events, Generate, Grammar, ImagePart, TextPrompt, TokensPrompt
+from schemas.left_out import left_out
 
 # Parameter -> the feature that it stands for. Other parameters have the name of their feature.
 _FEATURES = {"structured_outputs": "grammar", "lora_name": "lora_adapters"}
+
+
+class Asked(NamedTuple):
+    """A request: its id, or "", the elements of inputs by name (one of an input of its own), and its parameters."""
+
+    id: str
+    inputs: dict[str, Any]
+    parameters: dict[str, Any]
 
 
 class TritonClient:
@@ -42,6 +51,20 @@ class TritonClient:
         Raises:
             schemas.errors.UnsupportedFeature: the dialect cannot express it.
         """
+        asked = self.asked(request)
+        body = {"id": asked.id} | asked.inputs if asked.id else asked.inputs
+        if asked.parameters:
+            body = body | {"parameters": asked.parameters}
+        # The name is one path segment; a "/" in it is escaped.
+        operation = "generate_stream" if request.stream else "generate"
+        return Outbound(f"/v2/models/{quote(request.model, safe='')}/{operation}", msgspec.json.encode(body))
+
+    def asked(self, request: Generate) -> Asked:
+        """A request as the model's inputs and the request's parameters, whatever carries them.
+
+        Raises:
+            schemas.errors.UnsupportedFeature: the dialect cannot express it.
+        """
         parameters = self._parameters(request)
         for name in parameters:
             if name not in self._known:
@@ -50,14 +73,11 @@ class TritonClient:
         if request.origin is not None and request.origin.protocol == "triton":
             hints = {name: hint for name, hint in request.hints.items() if name in self._known}
             parameters = request.extra | hints | parameters
-        body = self._id(request) | self._prompt(request) | self._inputs(request)
+        inputs = self._prompt(request) | self._inputs(request)
         if any(isinstance(value, list | dict) for value in parameters.values()):
-            body["sampling_parameters"] = msgspec.json.encode(parameters).decode()  # request parameters are scalars
-        else:
-            body["parameters"] = parameters
-        # The name is one path segment; a "/" in it is escaped.
-        operation = "generate_stream" if request.stream else "generate"
-        return Outbound(f"/v2/models/{quote(request.model, safe='')}/{operation}", msgspec.json.encode(body))
+            inputs["sampling_parameters"] = msgspec.json.encode(parameters).decode()  # request parameters are scalars
+            parameters = {}
+        return Asked(self._id(request), inputs, parameters)
 
     def decoder(self, request: Generate) -> AnswerReader:
         """The decoder of the streamed answer to `request`."""
@@ -80,7 +100,7 @@ class TritonClient:
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """None of a Triton client: they are request parameters, which are passed on."""
         from_triton = request.origin is not None and request.origin.protocol == "triton"
-        return tuple(name for name in request.foreign_fields if not (from_triton and name in request.extra))
+        return tuple(name for name in left_out(request, self._known) if not (from_triton and name in request.extra))
 
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""
@@ -106,10 +126,10 @@ class TritonClient:
             values["details"] = True
         return values
 
-    def _id(self, request: Generate) -> dict[str, Any]:
+    def _id(self, request: Generate) -> str:
         id, pattern = request.client_request_id or request.id, self._dialect.limits.id_pattern
         # The id only labels the request: one that the remote would refuse is left out.
-        return {"id": id} if id and (pattern is None or re.fullmatch(pattern, id)) else {}
+        return id if pattern is None or re.fullmatch(pattern, id) else ""
 
     def _prompt(self, request: Generate) -> dict[str, Any]:
         prompt = _text_prompt(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -54,11 +55,20 @@ def model(call: Call) -> ModelCard:
         schemas.errors.RouteNotFound: the version is not a number, which Triton's route patterns do not match.
         schemas.errors.ModelNotFound: the model or version does not exist.
     """
-    name, version = call.path["model"], call.path.get("version", VERSION)
+    version = call.path.get("version", VERSION)
     # Triton routes by regular expressions with `versions/([0-9]+)`: another word is an unknown path, not a model.
     if not re.fullmatch("[0-9]+", version):
         raise RouteNotFound("Not Found")
-    card = call.catalog.find(name)
+    return find(call.catalog, call.path["model"], version)
+
+
+def find(catalog: Catalog, name: str, version: str) -> ModelCard:
+    """The endpoint of a name, whose version is a number.
+
+    Raises:
+        schemas.errors.ModelNotFound: the model or version does not exist.
+    """
+    card = catalog.find(name)
     if card is None:
         raise ModelNotFound(f"Request for unknown model: '{name}' is not found")
     # As a number: "01" is version 1.
@@ -76,9 +86,9 @@ def describe(dialect: Dialect, route: Route, call: Call, body: bytes) -> Reply:
             # KServe v2: status 200 is ready, a 4xx status is not; Triton answers 400.
             return Reply(status=200 if call.catalog.ready else 400)
         case "server":
-            return _json(ServerMetadata(NAME, call.catalog.version, EXTENSIONS))
+            return _json(server(call.catalog))
         case "all_stats":
-            return _json(Statistics(tuple(map(_stats, call.catalog.cards.values()))))
+            return _json(statistics(call.catalog.cards.values()))
         case "index":
             return _list_models(dialect, call.catalog, body)
         # The configuration determines the models. Like Triton, without a look at the model's name.
@@ -91,11 +101,11 @@ def describe(dialect: Dialect, route: Route, call: Call, body: bytes) -> Reply:
 def _describe_model(operation: str, card: ModelCard) -> Reply:
     match operation:
         case "model":
-            return _json(_metadata(card))
+            return _json(metadata(card))
         case "config":
-            return _json(_config(card))
+            return _json(config(card))
         case "stats":
-            return _json(Statistics((_stats(card),)))
+            return _json(statistics([card]))
         case "model_ready" if not card.ready:
             return Reply(msgspec.json.encode(ErrorBody("Model version not ready")), status=400)
         case "model_ready":
@@ -116,15 +126,25 @@ def _list_models(dialect: Dialect, catalog: Catalog, body: bytes) -> Reply:
     only_ready = given.get("ready", False) if isinstance(given, dict) else False
     if not isinstance(only_ready, bool):
         raise InvalidRequest("Invalid value for 'ready': expected a boolean", param="ready")
-    entries = tuple(
+    return Reply(msgspec.json.encode(index(catalog, only_ready=only_ready)), headers=ignored_header(unknown))
+
+
+def index(catalog: Catalog, *, only_ready: bool) -> tuple[IndexEntry, ...]:
+    """The models of the repository."""
+    return tuple(
         IndexEntry(card.name, VERSION, "READY" if card.ready else "UNAVAILABLE", "")
         for card in catalog.cards.values()
         if card.ready or not only_ready
     )
-    return Reply(msgspec.json.encode(entries), headers=ignored_header(unknown))
 
 
-def _metadata(card: ModelCard) -> ModelMetadata:
+def server(catalog: Catalog) -> ServerMetadata:
+    """The metadata of the server."""
+    return ServerMetadata(NAME, catalog.version, EXTENSIONS)
+
+
+def metadata(card: ModelCard) -> ModelMetadata:
+    """The metadata of a model."""
     inputs, outputs = _tensor_metadata(tensors.inputs(card)), _tensor_metadata(tensors.outputs(card))
     return ModelMetadata(card.name, (VERSION,), NAME, inputs, outputs)
 
@@ -133,7 +153,8 @@ def _tensor_metadata(known: dict[str, tensors.Tensor]) -> tuple[TensorMetadata, 
     return tuple(TensorMetadata(name, tensor.datatype, tensor.dims) for name, tensor in known.items())
 
 
-def _config(card: ModelCard) -> ModelConfig:
+def config(card: ModelCard) -> ModelConfig:
+    """The configuration of a model."""
     return ModelConfig(
         name=card.name,
         platform=NAME,
@@ -147,6 +168,11 @@ def _config(card: ModelCard) -> ModelConfig:
             for name, tensor in tensors.outputs(card).items()
         ),
     )
+
+
+def statistics(cards: Iterable[ModelCard]) -> Statistics:
+    """The statistics of models."""
+    return Statistics(tuple(map(_stats, cards)))
 
 
 def _stats(card: ModelCard) -> ModelStats:

@@ -7,6 +7,7 @@ import math
 import msgspec
 
 from adapters.base import JSON, Headers, Reply
+from adapters.dialect import row_for
 from adapters.triton.dialects import Dialect
 from schemas.errors import GatewayError, MethodNotAllowed, UnsupportedFeature
 from schemas.triton import ErrorBody
@@ -32,16 +33,18 @@ _PARAMETERS = {
 
 def reply(error: GatewayError, dialect: Dialect) -> Reply:
     """The error as a response."""
-    return Reply(body(error, dialect), dialect.wording.statuses[error.kind], JSON, _headers(error))
+    return Reply(body(error, dialect), row_for(dialect.wording.statuses, error), JSON, _headers(error))
 
 
 def body(error: GatewayError, dialect: Dialect) -> bytes:
     """The JSON of an error."""
-    type = dialect.wording.error_types.get(dialect.wording.statuses[error.kind], msgspec.UNSET)
-    return msgspec.json.encode(ErrorBody(_message(error), type))
+    status = row_for(dialect.wording.statuses, error)
+    type = dialect.wording.error_types.get(status, msgspec.UNSET)
+    return msgspec.json.encode(ErrorBody(message(error), type))
 
 
-def _message(error: GatewayError) -> str:
+def message(error: GatewayError) -> str:
+    """What is wrong, in Triton's words where it has some."""
     if isinstance(error, UnsupportedFeature):
         name = error.param or _PARAMETERS.get(error.feature, error.feature)
         return f"parameter '{name}' is not supported: {error.message}"

@@ -41,7 +41,22 @@ def read(body: bytes, headers: Mapping[str, str], card: ModelCard, limit: int) -
     # Without the header the whole body is JSON.
     length = _header_length(headers.get(HEADER), len(body))
     request, unknown = read_body(body[:length], InferRequest)
-    values = _inputs(request.inputs, body[length:], tensors.inputs(card), card.name)
+    return to_given(request, body[length:], card, unknown.paths)
+
+
+def to_given(request: InferRequest, data: bytes, card: ModelCard, unknown: tuple[str, ...] = ()) -> Given:
+    """The tensors and parameters of a request.
+
+    Args:
+        request: the request without the elements of its binary inputs.
+        data: those elements, in the order of the inputs.
+        card: the model's.
+        unknown: the members of the request that have no meaning.
+
+    Raises:
+        schemas.errors.InvalidRequest: it is no infer request for this model.
+    """
+    values = _inputs(request.inputs, data, tensors.inputs(card), card.name)
     given = request.parameters or {}
     binary = given.get("binary_data_output") is True
     known = tensors.outputs(card)
@@ -52,7 +67,7 @@ def read(body: bytes, headers: Mapping[str, str], card: ModelCard, limit: int) -
         id=request.id or "",
         outputs=tuple(_output(output, binary, known, card.name) for output in request.outputs or ()),
         binary=binary,
-        unknown=unknown.paths,
+        unknown=unknown,
     )
 
 

@@ -23,13 +23,18 @@ def effort_variables(hints: Mapping[str, Any], variables: Collection[str]) -> di
         found[EFFORT] = effort
     switch = next((name for name in _SWITCHES if name in variables), None)
     if switch is not None and (effort is not None or isinstance(thinking, Mapping)):
-        disabled = isinstance(thinking, Mapping) and thinking.get("type") == "disabled"
-        found[switch] = effort != "none" and not disabled
+        found[switch] = effort != "none" and not _is_off(thinking)
     return found
 
 
 def without_effect(hints: Mapping[str, Any], own: Mapping[str, Any], variables: Collection[str]) -> tuple[str, ...]:
     """The hints, and the client's own variables (`own`), that the template does not read, by their place."""
     takes = bool({EFFORT, *_SWITCHES} & set(variables))
-    ignored = [name for name in (EFFORT, THINKING) if hints.get(name) is not None and not takes]
+    # A model that cannot think does not think.
+    asked = {name: hints.get(name) for name in (EFFORT, THINKING)}
+    ignored = [name for name, value in asked.items() if not takes and value is not None and not _is_off(value)]
     return (*ignored, *(f"chat_template_kwargs.{name}" for name in own if name not in variables))
+
+
+def _is_off(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") == "disabled"

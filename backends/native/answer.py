@@ -29,6 +29,8 @@ from schemas.errors import BackendFailed, InvalidRequest, Overloaded
 from schemas.ir import Delta, Event, Events, FinishReason, Generate, Sampling, Started, Usage
 
 _NEUTRAL = SamplingParams()
+_PARAMETERS = tuple(name for name in SamplingParams.__struct_fields__ if name in Sampling.__struct_fields__)
+"""The engine's parameters, which have the names of the IR's."""
 _BACKGROUND_PRIORITY = -1
 
 
@@ -238,20 +240,11 @@ def _prompt_logprobs(request: Generate) -> int:
 def sampling_params(sampling: Sampling, seed: int) -> SamplingParams:
     """Resolve the request's sampling: the neutral value for everything that was not requested."""
     temperature = 1.0 if sampling.temperature is None else sampling.temperature
-    return SamplingParams(
-        temperature=0.0 if sampling.greedy else temperature,
-        # `or` where 0 means off, too; `is None` where 0 has a meaning of its own.
-        top_k=sampling.top_k or _NEUTRAL.top_k,
-        top_p=_NEUTRAL.top_p if sampling.top_p is None else sampling.top_p,
-        min_p=sampling.min_p or _NEUTRAL.min_p,
-        typical_p=_NEUTRAL.typical_p if sampling.typical_p is None else sampling.typical_p,
-        repetition_penalty=sampling.repetition_penalty or _NEUTRAL.repetition_penalty,
-        presence_penalty=sampling.presence_penalty or _NEUTRAL.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty or _NEUTRAL.frequency_penalty,
-        logit_bias=sampling.logit_bias,
-        seed=seed,
-        watermark=sampling.watermark,
-    )
+    given = {name: value for name in _PARAMETERS if (value := getattr(sampling, name)) is not None}
+    # Of a repetition penalty 0 means off, too.
+    penalty = sampling.repetition_penalty or _NEUTRAL.repetition_penalty
+    own = {"temperature": 0.0 if sampling.greedy else temperature, "repetition_penalty": penalty, "seed": seed}
+    return SamplingParams(**given | own)
 
 
 def failure(output: Output, grammar_from: str = "response_format") -> Overloaded | InvalidRequest | BackendFailed:

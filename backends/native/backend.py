@@ -21,6 +21,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from backends.base import Capabilities, EngineState, Health
+from backends.chat_template.effort import EFFORT, THINKING
 from backends.native import embedding, scoring
 from backends.native.answer import Answer
 from backends.native.capabilities import capabilities, with_lora_adapters
@@ -30,7 +31,7 @@ from backends.native.client.engine_client import EngineClient
 from backends.native.client.inflight import Diverged
 from backends.native.client.transports import Connect
 from backends.native.controls import Controls
-from backends.native.engines import Engines, engine_commands, shared_options
+from backends.native.engines import Engines, engine_commands, on_ray, shared_options
 from backends.native.grammar.grammar import GrammarCheck
 from backends.native.import_lock import with_import_lock
 from backends.native.model_files import check_sizes
@@ -48,6 +49,7 @@ from backends.prompts import as_asked, conversation_of, images_of
 from backends.truncation import encode_fitting
 from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Tokenize, Tokens
+from schemas.left_out import NAME, STRICT, left_out
 from schemas.scores import Score, Scores
 
 _MAX_ATTEMPTS = 3
@@ -74,6 +76,7 @@ class NativeBackend:
     # For a supervisor, which shares a backend's engines among workers.
     engine_commands = staticmethod(engine_commands)
     shared_options = staticmethod(shared_options)
+    on_ray = staticmethod(on_ray)
 
     def __init__(
         self,
@@ -110,7 +113,7 @@ class NativeBackend:
         """
         try:
             # The engines start loading now, while the tokenizer loads below.
-            await self._engines.start()
+            await self._engines.start(self._client)
             self._head, self._recipe = _read_folder(self._options.model)
             # In a thread: transformers takes seconds to import, and other backends must go on answering.
             self._text = text = await self._load_text()
@@ -159,7 +162,7 @@ class NativeBackend:
                 reader=partial(answer_reader, request, family, in_reasoning=in_reasoning),
                 started=started,
             )
-            in_flight = self._client.submit(answer.submits, conversation_of(request))
+            in_flight = self._client.submit(answer.submits, conversation_of(request), request.destinations)
             try:
                 while not answer.done:
                     events, stopped = answer.feed(await in_flight.outputs())
@@ -180,15 +183,18 @@ class NativeBackend:
                 if (observer := OBSERVER.get()) is not None:
                     observer.engine_ran(in_flight.phases)
 
-    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
-        """The fields without effect: unknown ones, and what a chat says of reasoning if its template takes no word."""
+    def ignored(self, request: Generate | Embed | Tokenize) -> tuple[str, ...]:
+        """What has no effect: unknown fields, what no model here does, and what the template does not take."""
         text = self._text
         if isinstance(request, Embed) or text is None:
-            return request.foreign_fields
-        chats = [prompt for prompt in as_asked(request) if isinstance(prompt, ChatPrompt)]
-        # vLLM's own, which the engine can do.
-        done = {"return_token_ids": request.returns_ids, "prompt_logprobs": request.prompt_scores is not None}
-        foreign = [field for field in request.foreign_fields if not done.get(field)]
+            return left_out(request)
+        prompts = as_asked(request) if isinstance(request, Generate) else (request.prompt,)
+        chats = [prompt for prompt in prompts if isinstance(prompt, ChatPrompt)]
+        foreign = left_out(request, (EFFORT, THINKING, NAME, STRICT))
+        if isinstance(request, Generate):
+            # vLLM's own, which the engine can do.
+            done = {"return_token_ids": request.returns_ids, "prompt_logprobs": request.prompt_scores is not None}
+            foreign = tuple(field for field in foreign if not done.get(field))
         return (*foreign, *(text.without_effect(chats[0], request.hints) if chats else ()))
 
     async def embed(self, request: Embed) -> Embeddings:
@@ -210,7 +216,10 @@ class NativeBackend:
         text, _ = self._require_started()
         if request.tools and not text.can_call:
             raise UnsupportedFeature(f"The model '{request.model}' does not support tools yet.", feature="tools")
-        return await text.tokenize(request.prompt, request.tools, add_special_tokens=request.add_special_tokens)
+        prompt = request.prompt
+        if isinstance(prompt, ChatPrompt):
+            prompt = text.with_effort(prompt, request.hints)
+        return await text.tokenize(prompt, request.tools, add_special_tokens=request.add_special_tokens)
 
     async def healthy(self) -> Health:
         """The engine's state; `loading` until this side has loaded, too."""
@@ -290,7 +299,7 @@ class NativeBackend:
         self._client.fail_start(f"the engine ended with exit code {code}", engine)
 
     async def _load_text(self) -> TextCodec:
-        folder = str(Path(self._options.model, self._recipe.folder))
+        folder = str(Path(self._options.model, self._head.of.folder if self._head else self._recipe.folder))
         try:
             load = partial(TextCodec.load, folder, self._options.tool_format, self._options.reasoning_format)
             return await asyncio.to_thread(with_import_lock, load)

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from backends.base import Capabilities, Feature
 from backends.native.classification import Head
-from backends.native.protocol.messages import Ready
+from backends.native.protocol.messages import Ready, SamplingParams
 from backends.native.scoring import scoring_of
 from backends.native.text.codec import TextCodec
 
@@ -16,11 +16,10 @@ _FEATURES = frozenset(
         Feature.LOGPROBS,
         Feature.TOP_LOGPROBS,
         Feature.PROMPT_LOGPROBS,
-        Feature.LOGIT_BIAS,
-        Feature.MIN_P,
         Feature.BEST_OF,
-        Feature.WATERMARK,
         Feature.TRUNCATION,
+        # Those of sampling that the engine has a parameter for, under the same name.
+        *(feature for feature in Feature if feature in SamplingParams.__struct_fields__),
     }
 )
 

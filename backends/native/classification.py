@@ -1,7 +1,7 @@
 """The classification head of a checkpoint: its labels, and the function that makes scores of the model's numbers.
 
-Cross-encoders, which score a pair of texts, are such models with one label. Reads the folder's files and imports no
-torch: worker and engine both use it.
+Cross-encoders, which score a pair of texts, are such models with one label, or language models that are asked for it
+(`cross_encoder`). Reads the folder's files and imports no torch: worker and engine both use it.
 
 Sources: huggingface/sentence-transformers (6.2): cross_encoder/model.py; vllm-project/vllm (0.33):
 vllm/model_executor/layers/pooler/activations.py.
@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from backends.native.cross_encoder import CrossEncoder, read_cross_encoder
 from backends.native.sentence_transformers import RecipeError, read_json
 
 Activation = Literal["identity", "sigmoid", "softmax"]
@@ -36,10 +37,12 @@ class Head(msgspec.Struct, frozen=True):
     Attributes:
         labels: their names, in the order of the model's numbers.
         activation: the function of these numbers.
+        of: the model and the form of a pair.
     """
 
     labels: tuple[str, ...]
     activation: Activation
+    of: CrossEncoder = CrossEncoder()
 
     def scores(self, numbers: Sequence[float]) -> tuple[float, ...]:
         """The function of the numbers of one text or pair."""
@@ -50,17 +53,20 @@ def read_head(model: str) -> Head | None:
     """Read the classification head of a checkpoint folder; None if it has none.
 
     Raises:
-        RecipeError: it names a function that is not supported, or its files cannot be read.
+        RecipeError: it needs something unsupported, or its files cannot be read.
     """
-    folder = Path(model)
-    config = read_json(folder / "config.json")
-    if not isinstance(config, dict) or not _classifies(config) or (folder / "modules.json").is_file():
+    found = read_cross_encoder(model)
+    if found is None and (Path(model) / "modules.json").is_file():
         return None
-    labels = config.get("id2label")
-    if not isinstance(labels, dict):
-        labels = {str(place): f"LABEL_{place}" for place in range(config.get("num_labels", 2))}
-    names = tuple(str(labels[place]) for place in sorted(labels, key=int))
-    return Head(names, _activation(config, len(names), folder))
+    of = found or CrossEncoder()
+    file = Path(model, of.folder, "config.json")
+    config = read_json(file)
+    if not isinstance(config, dict) or not (of.answers or _classifies(config)):
+        if found is None:
+            return None
+        raise RecipeError(f"'{file}' describes no model with a classification head.")
+    names = ("LABEL_0",) if of.answers else _labels(config)
+    return Head(names, _activation(config, len(names), of.function, file), of)
 
 
 def _classifies(config: dict[str, Any]) -> bool:
@@ -68,15 +74,22 @@ def _classifies(config: dict[str, Any]) -> bool:
     return bool(names) and all(str(name).endswith(_ARCHITECTURE) for name in names)
 
 
-def _activation(config: dict[str, Any], labels: int, folder: Path) -> Activation:
+def _labels(config: dict[str, Any]) -> tuple[str, ...]:
+    labels = config.get("id2label")
+    if not isinstance(labels, dict):
+        labels = {str(place): f"LABEL_{place}" for place in range(config.get("num_labels", 2))}
+    return tuple(str(labels[place]) for place in sorted(labels, key=int))
+
+
+def _activation(config: dict[str, Any], labels: int, function: str | None, file: Path) -> Activation:
     """The function that sentence-transformers has written, else that of the kind of problem, else by the labels."""
     own = config.get("sentence_transformers")
-    named = (own or {}).get("activation_fn") or config.get("sbert_ce_default_activation_function")
+    named = function or (own or {}).get("activation_fn") or config.get("sbert_ce_default_activation_function")
     if named is not None:
         # Only names are compared, so that a checkpoint cannot name code to run.
         module, _, name = str(named).rpartition(".")
         if not module.startswith("torch.nn.") or name not in _CLASSES:
-            raise RecipeError(f"'{folder / 'config.json'}' names the function {named}, which is not supported.")
+            raise RecipeError(f"'{file}' or the folder's settings name the function {named}, which is not supported.")
         return _CLASSES[name]
     if (problem := config.get("problem_type")) in _PROBLEMS:
         return _PROBLEMS[problem] if labels > 1 or problem == "regression" else "sigmoid"

@@ -76,7 +76,7 @@ async def embed(
         )
         for given, ids in zip(request.inputs, inputs, strict=True)
     ]
-    made = await vectors(submits, client)
+    made = await vectors(submits, client, request.destinations)
     # Matryoshka embeddings (arXiv 2205.13147): the first components of a vector are a shorter embedding, but not of
     # length 1. OpenAI normalizes vectors shortened by `dimensions`, too.
     if size < ready.embedding_size:
@@ -95,7 +95,9 @@ def _size(request: Embed, ready: Ready) -> int:
     return size
 
 
-async def vectors(submits: Sequence[Submit], client: EngineClient) -> list[tuple[float, ...]]:
+async def vectors(
+    submits: Sequence[Submit], client: EngineClient, destinations: Sequence[str] = ()
+) -> list[tuple[float, ...]]:
     """The vectors of sequences that ask for one each (`Submit.pool`), in order; `seq` is set here.
 
     Raises:
@@ -103,14 +105,17 @@ async def vectors(submits: Sequence[Submit], client: EngineClient) -> list[tuple
     """
     found: list[tuple[float, ...]] = []
     for start in range(0, len(submits), _BATCH):
-        found += await _batch(submits[start : start + _BATCH], client)
+        found += await _batch(submits[start : start + _BATCH], client, destinations)
     return found
 
 
-async def _batch(submits: Sequence[Submit], client: EngineClient) -> list[tuple[float, ...]]:
+async def _batch(
+    submits: Sequence[Submit], client: EngineClient, destinations: Sequence[str]
+) -> list[tuple[float, ...]]:
     """Submit one batch; its vectors in order."""
     seqs = client.reserve_seqs(len(submits))
-    in_flight = client.submit([replace(submit, seq=seq) for seq, submit in zip(seqs, submits, strict=True)])
+    numbered = [replace(submit, seq=seq) for seq, submit in zip(seqs, submits, strict=True)]
+    in_flight = client.submit(numbered, destinations=destinations)
     found: dict[int, tuple[float, ...]] = {}
     try:
         # Vectors arrive in any order: the engine composes its batches itself.

@@ -13,6 +13,7 @@ from backends.native.client.engine_client import EngineClient
 from backends.native.protocol.messages import Ready, Submit
 from backends.native.sentence_transformers import Recipe
 from backends.native.text.codec import TextCodec
+from backends.native.text.pairs import encode_pairs
 from backends.prompts import fit
 from schemas.errors import InvalidRequest
 from schemas.ir import Embed, TextPrompt, TokensPrompt, Usage
@@ -37,7 +38,7 @@ async def classify(request: Score, client: EngineClient, text: TextCodec, ready:
     """
     limit = _limit(request, ready)
     if request.pairs:
-        encoded = await text.encode_pairs(request.pairs, truncate=limit)
+        encoded = await encode_pairs(text, head.of, request.pairs, limit)
     else:
         texts = [given.text for given in request.texts if isinstance(given, TextPrompt)]
         made = iter(await text.encode_texts(texts, truncate=limit))

@@ -24,6 +24,12 @@ _OLD_POOLING: dict[str, Pooling] = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+_OTHER_VECTORS = {
+    "SparseEncoder": "sparse vectors (SPLADE)",
+    "MultiVectorEncoder": "vectors of single tokens (late interaction, ColBERT)",
+    "ColBERT": "vectors of single tokens (late interaction, ColBERT)",
+}
+"""Kinds of models of sentence-transformers and PyLate that make no single dense vector -> what they make."""
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
@@ -83,11 +89,11 @@ def read_recipe(model: str) -> Recipe | None:
         RecipeError: it needs something unsupported.
     """
     folder = Path(model)
-    modules = read_json(folder / "modules.json")
-    if modules is None:
+    settings = read_json(folder / "config_sentence_transformers.json") or {}
+    _check_vectors(folder, settings)
+    steps = kinds_of(folder)
+    if not steps:
         return None
-    # A type is the path of a class, which differs between releases of the library; its last part does not.
-    steps = [(str(module["type"]).rpartition(".")[2], str(module.get("path") or "")) for module in modules]
     known = [kind for kind, _ in steps]
     # Dropout has no effect at inference, so it is allowed and ignored.
     if known[:2] != ["Transformer", "Pooling"] or not set(known[2:]) <= {"Dense", "Normalize", "Dropout"}:
@@ -96,7 +102,6 @@ def read_recipe(model: str) -> Recipe | None:
     if "Normalize" in known and "Dense" in known[known.index("Normalize") :]:
         raise RecipeError(f"'{folder / 'modules.json'}' has a Dense after a Normalize, which is not supported.")
     encoder, pooling = steps[0][1], read_json(folder / steps[1][1] / "config.json") or {}
-    settings = read_json(folder / "config_sentence_transformers.json") or {}
     limits = read_json(folder / encoder / "sentence_bert_config.json") or {}
     return Recipe(
         folder=encoder,
@@ -109,6 +114,22 @@ def read_recipe(model: str) -> Recipe | None:
         max_length=_max_length(limits, read_json(folder / encoder / "tokenizer_config.json") or {}),
         lower_case=bool(limits.get("do_lower_case")),
     )
+
+
+def kinds_of(folder: Path) -> list[tuple[str, str]]:
+    """The kind and path of each module of a folder, in order; empty if it is not of sentence-transformers.
+
+    Raises:
+        RecipeError: its `modules.json` cannot be read.
+    """
+    modules = read_json(folder / "modules.json")
+    if modules is None:
+        return []
+    try:
+        # A type is the path of a class, which differs between releases of the library; its last part does not.
+        return [(str(module["type"]).rpartition(".")[2], str(module.get("path") or "")) for module in modules]
+    except (TypeError, KeyError, AttributeError):
+        raise RecipeError(f"'{folder / 'modules.json'}' is no list of modules.") from None
 
 
 def generates(model: str) -> bool | None:
@@ -138,8 +159,17 @@ def read_json(file: Path) -> Any:
         return None
     try:
         return msgspec.json.decode(file.read_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"'{file}' is not JSON: {error}") from None
+
+
+def _check_vectors(folder: Path, settings: dict[str, Any]) -> None:
+    """Refuse folders that define no vector for a text, but many or one as wide as the vocabulary."""
+    names = (read_json(folder / "config.json") or {}).get("architectures") or ()
+    late = any("colbert" in str(name).lower() or str(name).endswith("ForRetrieval") for name in names)
+    kind = "MultiVectorEncoder" if late else settings.get("model_type")
+    if kind in _OTHER_VECTORS:
+        raise RecipeError(f"'{folder}' is of a {kind}: {_OTHER_VECTORS[kind]} are not supported.")
 
 
 def _pooling(config: dict[str, Any], folder: Path) -> tuple[Pooling, ...]:

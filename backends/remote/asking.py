@@ -22,8 +22,11 @@ from schemas.origin import Relay
 _BYTES_PER_TOKEN = 4
 _MOST_PROMPT_TOKENS = 8192
 """Longer bodies are mostly images, whose bytes are no text."""
-_STREAMS = frozenset({"text/event-stream", "application/x-ndjson"})
+_RPC = "application/grpc"
+_STREAMS = frozenset({"text/event-stream", "application/x-ndjson", _RPC})
 """The media types of streams."""
+_WHOLE = frozenset({"application/json", _RPC, ""})
+"""The media types of whole answers."""
 _USUAL_ANSWER = 256
 """Tokens of an answer without `max_tokens`."""
 
@@ -144,7 +147,7 @@ class Asking:
             return stream, await stream.first(deadline)
         reply = await response.reply(deadline)
         # Proxies answer 200 with an HTML page; servers that ignore `stream` answer a stream with one JSON object.
-        if reply.media_type not in ("application/json", ""):
+        if reply.media_type not in _WHOLE:
             raise BackendFailed("The backend's answer is not of its protocol.", fault=Fault.MALFORMED)
         return None, codec.decode(request, reply)
 

@@ -10,19 +10,22 @@ Strategy:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from adapters.base import ClientCodec, EmbeddingCodec, Outbound, RelayCodec
+from adapters.base import ClientCodec, Outbound, Reply
+from adapters.optional import EmbeddingCodec, RelayCodec
 from backends.base import Capabilities, Feature, Health
 from backends.observation import Upstream, retried
 from backends.prompts import as_asked
 from backends.remote.asking import Asking, Opened, Spoken, addressed
 from backends.remote.breaker import Breaker
-from backends.remote.connect import Connected, connect
+from backends.remote.connect import Connected, Connecting, connect
+from backends.remote.context.lengths import ContextLengths, Telling
+from backends.remote.context.shortening import Shortening
 from backends.remote.diagnosis import Diagnosis
 from backends.remote.health_check import HealthCheck
 from backends.remote.id_source import id_source, marked
@@ -49,6 +52,7 @@ from schemas.ir import (
     Tokens,
     Usage,
 )
+from schemas.left_out import left_out
 from schemas.origin import Relay, RelayedAnswer
 
 if TYPE_CHECKING:
@@ -74,12 +78,15 @@ class RemoteBackend:
         raw_text: whether the server takes text without a chat template.
         relay: the codec for requests that are sent on as they came, at the URL itself; None if there are none.
         provider: the protocol's name, for traces.
+        telling: how the server tells the context lengths of its models; None if it does not.
+        connecting: makes the server's clients.
+        is_ready: whether the answer to a health check says that the server is ready.
 
     Raises:
         msgspec.ValidationError: the options are wrong.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a row of `backends.remote.kinds`
         self,
         name: str,
         options: RemoteOptions | Mapping[str, Any],
@@ -91,6 +98,9 @@ class RemoteBackend:
         relay: RelayCodec | None = None,
         raw_text: bool = True,
         provider: str = "",
+        telling: Telling | None = None,
+        connecting: Connecting = connect,
+        is_ready: Callable[[Reply], bool] | None = None,
     ) -> None:
         self.name = name
         self._options = msgspec.convert(options, RemoteOptions)
@@ -101,6 +111,10 @@ class RemoteBackend:
         self._breaker = Breaker(self._options.failures)
         self._retrier = Retrier(self._options.retries, self._breaker.record_failure, partial(retried, name))
         self._provider = provider
+        self._telling = telling
+        self._connecting = connecting
+        self._is_ready = is_ready
+        self._shortening: Shortening | None = None
         self._connected: Connected | None = None
         self._asking: Asking | None = None
         self._health_check: HealthCheck | None = None
@@ -112,6 +126,9 @@ class RemoteBackend:
         offered = self._options.features
         if self._options.raw_text is not None:
             features -= _OF_RAW_TEXT
+        # What is counted exactly here needs no server that says when a conversation is too long.
+        if self._renders and None not in (self._options.context_length, self._options.tokenizer):
+            features |= {Feature.TRUNCATION}
         if self._options.chat_template is not None and not self._renders:
             raise msgspec.ValidationError("the server renders chats itself - at `$.chat_template`")
         self.capabilities = Capabilities(
@@ -133,7 +150,7 @@ class RemoteBackend:
             schemas.errors.BackendUnavailable: the key, certificates or tokenizer cannot be used.
         """
         try:
-            self._connected = connected = connect(self.name, self._options)
+            self._connected = connected = self._connecting(self.name, self._options)
             parts = split_url(self._options.url)
             upstream = Upstream(self.name, self._provider, parts.hostname or "", port_of(parts))
             # Embeddings and relayed requests go through the first protocol, so its codec reads their errors.
@@ -147,11 +164,14 @@ class RemoteBackend:
                 self._retokeniser = await asyncio.to_thread(Retokeniser, self._options.tokenizer)
             if self._renders:
                 await self._load_template()
+            lengths = ContextLengths(connected.checks, self._options.context_length, self._telling)
+            self._shortening = Shortening(lengths, self._retokeniser, self._chat)
         except (ValueError, OSError) as error:
             self._start_error = f"backends.{self.name}: {error}"
             raise BackendUnavailable(self._start_error) from None
-        diagnosis = Diagnosis(self._options, connected.proxy)
-        self._health_check = HealthCheck(self.name, connected.checks, self._health_path, self._breaker, diagnosis)
+        diagnosis, learn = Diagnosis(self._options, connected.proxy), partial(self._learn_lengths, lengths)
+        checked = self.name, connected.checks, self._health_path, self._breaker, diagnosis
+        self._health_check = HealthCheck(*checked, is_ready=self._is_ready, reached=learn)
         # The first check is awaited, so `healthy` has a result once `start` returns.
         await self._health_check.start(self._options.health_interval)
 
@@ -210,7 +230,7 @@ class RemoteBackend:
         media_type = next((value for name, value in reply.headers if name.lower() == "content-type"), reply.media_type)
         return RelayedAnswer(reply.body, media_type)
 
-    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+    def ignored(self, request: Generate | Embed | Tokenize) -> tuple[str, ...]:
         """The unknown fields of the client's body that do not reach the server.
 
         Raises:
@@ -218,10 +238,12 @@ class RemoteBackend:
         """
         if isinstance(request, Embed):
             return () if self._embeddings is None else self._embeddings.ignored(request)
+        if isinstance(request, Tokenize):
+            return left_out(request)  # the server is not asked
         # Chats that are rendered and texts that become chats are written anew.
         rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
         if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
-            return request.foreign_fields
+            return left_out(request)
         return self._encode(self._without_lacking(request))[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
@@ -288,9 +310,12 @@ class RemoteBackend:
         """The beginning of the answer, the request as it was sent, and whether the codec reads token ids where servers
         send them.
 
-        A conversation that may be shortened is, turn by turn, as long as the server says that it is too long.
+        A conversation that may be shortened is: to the model's context length, if that is known, and then turn by turn,
+        as long as the server says that it is too long.
         """
         refusal: ContextLengthExceeded | None = None
+        if self._shortening is not None:
+            request = await self._shortening.fitting(request)
         for form in shorter_requests(request):
             taken = await self._as_taken(form)
             # Encoded once: all attempts send the same bytes.
@@ -304,6 +329,13 @@ class RemoteBackend:
             return opened, taken, codec.returns_token_ids(taken)
         assert refusal is not None
         raise refusal
+
+    async def _learn_lengths(self, lengths: ContextLengths, checked: Reply) -> None:
+        """Note the context lengths that the server reports, for listings."""
+        known = await lengths.listed(self._health_path, checked)
+        known = known | {ours: known[theirs] for ours, theirs in self._options.models.items() if theirs in known}
+        if known != self.capabilities.context_lengths:
+            self.capabilities = msgspec.structs.replace(self.capabilities, context_lengths=known)
 
     async def _load_template(self) -> None:
         """Load the chat template of a server of raw text, if there is one."""
@@ -365,10 +397,4 @@ class RemoteBackend:
         return self._asking
 
     def _redact(self, error: GatewayError) -> GatewayError:
-        """Remove the backend's secrets from an error: a server may repeat the headers it was sent."""
-        for secret in self._connected.secrets if self._connected is not None else ():
-            error.message = error.message.replace(secret, "***")
-            error.args = (error.message,)  # `str(error)`, and so a traceback, reads `args`
-            error.param = error.param and error.param.replace(secret, "***")
-            error.code = error.code and error.code.replace(secret, "***")
-        return error
+        return error if self._connected is None else self._connected.redact(error)

@@ -17,8 +17,9 @@ from adapters.base import Headers
 from backends.remote.key_ring import Key, KeyRing
 from backends.remote.options import FromEnvironment, RemoteOptions, Value
 from backends.transport import Exchanger, Transport, check_headers, check_proxy, environment_proxy, split_url
+from schemas.errors import GatewayError
 
-_MISSING = "a package is missing: pip install 'interlingua[{}]'"
+MISSING = "a package is missing: pip install 'interlingua[{}]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,55 @@ class Connected:
         await self.requests.aclose()
         await self.checks.aclose()
 
+    def redact(self, error: GatewayError) -> GatewayError:
+        """Remove the secrets from an error: a server may repeat the headers it was sent."""
+        for secret in self.secrets:
+            error.message = error.message.replace(secret, "***")
+            error.args = (error.message,)  # `str(error)`, and so a traceback, reads `args`
+            error.param = error.param and error.param.replace(secret, "***")
+            error.code = error.code and error.code.replace(secret, "***")
+        return error
+
+
+Connecting = Callable[[str, RemoteOptions], Connected]
+"""Makes the clients of a server, from the backend's name, for the log, and its options."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """What all clients of a server have in common, read from its backend's options.
+
+    Attributes:
+        keys: the server's keys.
+        headers: those of every request; of a server with one key, that, too.
+        proxy: the proxy's URL; "" if there is none.
+        secrets: what no error may repeat.
+    """
+
+    keys: tuple[Key, ...]
+    headers: Headers
+    proxy: str
+    secrets: tuple[str, ...]
+
+    def connected(self, name: str, requests: Exchanger, checks: Exchanger) -> Connected:
+        """The clients, with the server's keys in turn if it has several."""
+        if len(self.keys) > 1:
+            requests, checks = KeyRing(name, requests, self.keys), KeyRing(name, checks, self.keys)
+        return Connected(requests, checks, self.secrets, _without_user(self.proxy))
+
+
+def read_way(options: RemoteOptions) -> Way:
+    """What the options say of the way to the server.
+
+    Raises:
+        ValueError: a secret, a header or the proxy cannot be used.
+    """
+    keys = read_keys(options)
+    headers, proxy = read_headers(options), read_proxy(options)
+    if len(keys) == 1:
+        headers = (*headers, keys[0].header)
+    return Way(keys, headers, proxy, (*(key.value for key in keys), *_secret_values(options)))
+
 
 def connect(name: str, options: RemoteOptions) -> Connected:
     """The clients of the server. Nothing is sent yet.
@@ -54,32 +104,28 @@ def connect(name: str, options: RemoteOptions) -> Connected:
         ValueError: a secret, a header or the proxy cannot be used, or a package is missing.
         OSError: a certificate cannot be read.
     """
-    keys = read_keys(options)
-    headers, proxy = read_headers(options), read_proxy(options)
-    secrets = (*(key.value for key in keys), *_secret_values(options))
-    if len(keys) == 1:
-        headers = (*headers, keys[0].header)
+    way = read_way(options)
+    context = make_context(options)
+    if context is None and split_url(options.url).scheme == "https":
+        context = ssl.create_default_context()  # once for both clients: it reads the system's certificates
     common: dict[str, Any] = {
-        "headers": headers,
+        "headers": way.headers,
         "limits": options.limits,
         "connect_timeout": options.timeouts.connect,
-        "tls": make_context(options),
+        "tls": context,
     }
     # Imported here: httpx costs a process that only checks options a third of its start.
     from backends.transport.general import GeneralTransport
 
     try:
         general = GeneralTransport(
-            options.url, **common, proxy=proxy, http2=options.http2, unix_socket=options.unix_socket
+            options.url, **common, proxy=way.proxy, http2=options.http2, unix_socket=options.unix_socket
         )
     except ImportError as error:  # httpx names it
-        raise ValueError(_MISSING.format("http2" if "h2" in str(error) else "socks")) from None
-    needs_general = proxy or options.http2 or options.unix_socket is not None
+        raise ValueError(MISSING.format("http2" if "h2" in str(error) else "socks")) from None
+    needs_general = way.proxy or options.http2 or options.unix_socket is not None
     requests: Exchanger = general if needs_general else Transport(options.url, **common, general=general)
-    checks: Exchanger = general
-    if len(keys) > 1:
-        requests, checks = KeyRing(name, requests, keys), KeyRing(name, general, keys)
-    return Connected(requests, checks, secrets, _without_user(proxy))
+    return way.connected(name, requests, general)
 
 
 def problems_of(options: RemoteOptions) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -90,9 +136,9 @@ def problems_of(options: RemoteOptions) -> Iterator[tuple[tuple[str, ...], str]]
         yield from _tried(("headers", name), lambda name=name, value=value: _header(name, value))  # type: ignore[misc]
     yield from _tried(("proxy",), lambda: read_proxy(options))
     if options.http2 and find_spec("h2") is None:
-        yield ("http2",), _MISSING.format("http2")
+        yield ("http2",), MISSING.format("http2")
     if str(options.proxy).startswith("socks") and find_spec("socksio") is None:
-        yield ("proxy",), _MISSING.format("socks")
+        yield ("proxy",), MISSING.format("socks")
     for key in ("ca_file", "extra_ca_file", "client_cert", "client_key"):
         path = getattr(options, key)
         if path is not None and not Path(path).is_file():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
 
-from adapters.base import Outbound
+from adapters.base import Outbound, Reply
 from backends.base import Health
 from backends.remote.breaker import Breaker
 from backends.remote.diagnosis import Diagnosis
@@ -29,14 +30,28 @@ class HealthCheck:
         path: of the GET; the server answers it quickly.
         breaker: counts the results.
         diagnosis: explains failures, for the log.
+        is_ready: whether an answer says that the server is ready, of servers whose status does not.
+        reached: awaited with each reply, if given.
     """
 
-    def __init__(self, name: str, client: Exchanger, path: str, breaker: Breaker, diagnosis: Diagnosis) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: Exchanger,
+        path: str,
+        breaker: Breaker,
+        diagnosis: Diagnosis,
+        *,
+        is_ready: Callable[[Reply], bool] | None = None,
+        reached: Callable[[Reply], Awaitable[None]] | None = None,
+    ) -> None:
         self._name = name
         self._client = client
         self._request = Outbound(path, b"", "GET", ())
         self._breaker = breaker
         self._diagnosis = diagnosis
+        self._is_ready = is_ready
+        self._on_reply = reached
         self._logged: tuple[str, str] | None = None
         self._reached = False  # whether any reply ever came; never reset
         self._last_error = ""
@@ -72,7 +87,7 @@ class HealthCheck:
             response = await self._client.exchange(self._request, deadline)
             try:
                 # The body is read to its end, so that the connection can be reused.
-                status = (await response.reply(deadline)).status
+                reply = await response.reply(deadline)
             finally:
                 response.close()
         except GatewayError as error:
@@ -81,10 +96,14 @@ class HealthCheck:
             self._log("backend.unreachable", self._diagnosis.of_error(error))
             return
         # This is how an open breaker closes without traffic: a good reply resets its count.
-        self._breaker.record_status(status)
+        self._breaker.record_status(reply.status)
         self._reached = True
         why = self._diagnosis.of_answer(response)
-        self._log("backend.reached" if why is None else "backend.refused", why or "", status=status)
+        if why is None and self._is_ready is not None and not self._is_ready(reply):
+            why = "it says that it is not ready: a model may be loading, or may have failed to load"
+        self._log("backend.reached" if why is None else "backend.refused", why or "", status=reply.status)
+        if self._on_reply is not None:
+            await self._on_reply(reply)
 
     def _log(self, event: str, why: str, **values: int) -> None:
         """Log a state when it changes, with its cause."""

@@ -6,7 +6,7 @@ several protocols. A request goes through the first one that can express it, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,14 @@ from adapters import ollama as _ollama
 from adapters import openai as _openai
 from adapters import tgi as _tgi
 from adapters import triton as _triton
-from adapters.base import Adapter, ClientCodec, EmbeddingCodec, RelayCodec
+from adapters.base import Adapter, ClientCodec, Reply
+from adapters.optional import EmbeddingCodec, RelayCodec
 from backends.base import Feature
 from backends.remote.asking import Spoken
 from backends.remote.backend import RemoteBackend
-from backends.remote.connect import problems_of
+from backends.remote.connect import MISSING, connect, problems_of
+from backends.remote.context.lengths import Telling, of_listing
+from backends.remote.grpc.connect import connect_rpc, is_installed, rpc_problems_of
 from backends.remote.options import RemoteOptions
 from backends.remote.servers import RemoteServers
 
@@ -38,17 +41,21 @@ SPOKEN_BY = dict.fromkeys(
 class RemoteProtocol:
     """One protocol that a server speaks, and the path below the server's URL where it does.
 
-    `model`: what requests name if no name is configured; None: the endpoint's own name.
+    `model`: what requests name if no name is configured; None: the endpoint's own name. `over_rpc`: the server speaks
+    the protocol over gRPC.
     """
 
     adapter: Adapter
     dialect: str
     prefix: str = ""
     model: str | None = None
+    over_rpc: bool = False
 
     def codec(self) -> ClientCodec:
         """The client codec of the protocol in this dialect."""
-        return self.adapter.client(self.adapter.dialects[self.dialect])
+        make = self.adapter.rpc_client if self.over_rpc else self.adapter.client
+        assert make is not None
+        return make(self.adapter.dialects[self.dialect])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,8 @@ class Kind:
         health: the path, below the server's URL, of a GET that is answered quickly.
         embeddings: whether the first protocol is used for embeddings.
         raw_text: whether the server takes text without a chat template.
+        telling: how the server tells the context lengths of its models; None if it does not.
+        is_ready: whether the answer to a health check says that the server is ready; None: its status says it.
     """
 
     protocols: tuple[RemoteProtocol, ...]
@@ -68,6 +77,13 @@ class Kind:
     health: str
     embeddings: bool = False
     raw_text: bool = True
+    telling: Telling | None = None
+    is_ready: Callable[[Reply], bool] | None = None
+
+    @property
+    def over_rpc(self) -> bool:
+        """Whether the server speaks gRPC, and so all of its protocols."""
+        return self.protocols[0].over_rpc
 
     def __call__(self, name: str, options: Mapping[str, Any]) -> RemoteBackend | RemoteServers:
         """Make a backend of this kind.
@@ -84,8 +100,10 @@ class Kind:
         """Make a backend of one server.
 
         Raises:
-            msgspec.ValidationError: the options are wrong.
+            msgspec.ValidationError: the options are wrong, or a package is missing.
         """
+        if self.over_rpc and not is_installed():
+            raise msgspec.ValidationError(MISSING.format("grpc"))
         codecs = [Spoken(protocol.codec(), protocol.prefix, protocol.model) for protocol in self.protocols]
         embedder = codecs[0].codec if self.embeddings else None  # the first protocol, without a prefix
         assert embedder is None or isinstance(embedder, EmbeddingCodec)
@@ -99,15 +117,17 @@ class Kind:
             embeddings=embedder,
             raw_text=self.raw_text,
             provider=self.protocols[0].adapter.name,
+            telling=self.telling,
             relay=relay if isinstance(relay, RelayCodec) else None,
+            connecting=connect_rpc if self.over_rpc else connect,
+            is_ready=self.is_ready,
         )
 
-    @staticmethod
-    def problems(options: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    def problems(self, options: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
         """What `start` would refuse of valid options: the path of each option, and why."""
         # Servers differ in their URLs alone, but the environment's proxy may be for some of them.
         for each in msgspec.convert(options, RemoteOptions).servers:
-            problems = list(problems_of(each))
+            problems = list(rpc_problems_of(each) if self.over_rpc else problems_of(each))
             yield from problems
             if problems:
                 return
@@ -177,7 +197,7 @@ _TRITON = frozenset(
 )
 # The Messages API returns no log-probabilities.
 _ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR, Feature.TRUNCATION})
-# Ollama truncates prompts without a word, takes no ids, and lets the model choose among the tools.
+# Ollama drops the oldest messages by itself, takes no ids, and lets the model choose among the tools.
 _OLLAMA = frozenset(
     {
         Feature.CHAT,
@@ -188,6 +208,7 @@ _OLLAMA = frozenset(
         Feature.TOP_LOGPROBS,
         Feature.MIN_P,
         Feature.SUFFIX,
+        Feature.TRUNCATION,
     }
 )
 # One conversation for each request, and no raw text.
@@ -209,25 +230,56 @@ def _openai_at_v1(dialect: str, model: str | None = None) -> RemoteProtocol:
     return RemoteProtocol(_openai.ADAPTER, dialect, "/v1", model)
 
 
-openai = Kind((RemoteProtocol(_openai.ADAPTER, "openai"),), _OPENAI, "/models", embeddings=True)
-mindie_openai = Kind((RemoteProtocol(_openai.ADAPTER, "mindie-openai"),), _MINDIE, "/models")
+# vLLM's and SGLang's member, then OpenRouter's, Groq's and Mistral's. OpenAI's own listing has none.
+_OPENAI_LENGTHS = Telling(
+    "/models", of_listing("max_model_len", "context_length", "context_window", "max_context_length")
+)
+_TGI_LENGTH = Telling("/info", lambda answer: {"": answer["max_total_tokens"]})
+_MINDIE_LENGTHS = Telling("/info", of_listing("max_total_tokens", models="models", name="model_id"))
+
+openai = Kind(
+    (RemoteProtocol(_openai.ADAPTER, "openai"),), _OPENAI, "/models", embeddings=True, telling=_OPENAI_LENGTHS
+)
+mindie_openai = Kind((RemoteProtocol(_openai.ADAPTER, "mindie-openai"),), _MINDIE, "/models", telling=_OPENAI_LENGTHS)
 # A TGI serves one model, and takes every other name than "tgi" in a chat for that of a LoRA adapter.
-tgi = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi"), _openai_at_v1("openai", model="tgi")), _TGI, "/health")
-tgi_09 = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi-0.9"),), _TGI_09, "/health")
+tgi = Kind(
+    (RemoteProtocol(_tgi.ADAPTER, "tgi"), _openai_at_v1("openai", model="tgi")), _TGI, "/health", telling=_TGI_LENGTH
+)
+tgi_09 = Kind((RemoteProtocol(_tgi.ADAPTER, "tgi-0.9"),), _TGI_09, "/health", telling=_TGI_LENGTH)
 mindie = Kind(
     (RemoteProtocol(_tgi.ADAPTER, "mindie"), _openai_at_v1("mindie-openai")),
     _MINDIE | {Feature.TOKEN_PROMPTS, Feature.LORA, Feature.PROMPT_LOGPROBS},
     "/health",
+    telling=_MINDIE_LENGTHS,
 )
 triton = Kind((RemoteProtocol(_triton.ADAPTER, "triton"),), _TRITON, "/v2/health/ready")
+triton_grpc = Kind(
+    (RemoteProtocol(_triton.ADAPTER, "triton", over_rpc=True),),
+    _TRITON,
+    "/inference.GRPCInferenceService/ServerReady",
+    is_ready=_triton.is_ready,
+)
 mindie_triton = Kind(
     (RemoteProtocol(_triton.ADAPTER, "mindie-triton"), _openai_at_v1("mindie-openai")),
     _MINDIE,
     "/v2/health/ready",
 )
-gemini = Kind((RemoteProtocol(_gemini.ADAPTER, "gemini"),), _GEMINI, "/models", embeddings=True, raw_text=False)
+gemini = Kind(
+    (RemoteProtocol(_gemini.ADAPTER, "gemini"),),
+    _GEMINI,
+    "/models",
+    embeddings=True,
+    raw_text=False,
+    telling=Telling("/models/{model}", lambda answer: {"": answer["inputTokenLimit"]}),
+)
 ollama = Kind((RemoteProtocol(_ollama.ADAPTER, "ollama"),), _OLLAMA, "/api/version", embeddings=True)
-anthropic = Kind((RemoteProtocol(_anthropic.ADAPTER, "anthropic"),), _ANTHROPIC, "/v1/models", raw_text=False)
+anthropic = Kind(
+    (RemoteProtocol(_anthropic.ADAPTER, "anthropic"),),
+    _ANTHROPIC,
+    "/v1/models",
+    raw_text=False,
+    telling=Telling("/v1/models/{model}", lambda answer: {"": answer["max_input_tokens"]}),
+)
 databricks = Kind(
     (RemoteProtocol(_databricks.ADAPTER, "databricks"),), _DATABRICKS, "/api/2.0/serving-endpoints", embeddings=True
 )

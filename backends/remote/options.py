@@ -83,7 +83,8 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         http2: offers HTTP/2; over `http` speaks it without asking.
         unix_socket: the path of a socket to connect to, instead of the host of `url`.
         features: what the server's models can do, if less than its protocol can express.
-        context_length: tokens of prompt and answer together, for listings.
+        context_length: tokens of prompt and answer together: for listings, and for conversations that may be shortened
+            (`truncation: "auto"`), for which it goes before what the server tells.
         tokenizer: the model's `tokenizer.json`, or the folder of it; gives token ids where the server returns none, and
             tokenizes texts. Without it, protocols whose tokens must have an id get 0, marked by a header.
         chat_template: for servers of raw text: the model's chat template in Jinja, or a file of it; by default that of

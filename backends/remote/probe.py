@@ -13,10 +13,12 @@ from typing import Any
 import msgspec
 
 from adapters.base import Outbound, Reply
-from backends.remote.connect import Connected, connect
+from adapters.triton import listed
+from backends.remote.connect import Connected, Connecting, connect
 from backends.remote.diagnosis import Diagnosis
+from backends.remote.grpc.connect import connect_rpc, is_installed
 from backends.remote.options import RemoteOptions
-from schemas.errors import BackendUnavailable, GatewayError
+from schemas.errors import BackendError, BackendUnavailable, Fault, GatewayError
 
 _QUESTION_TIMEOUT = 5.0  # seconds
 
@@ -35,13 +37,15 @@ class _Question:
     """A row of the table: servers of `kind` answer `request` with JSON from which `models` reads the models' names.
 
     `base` is the path of the kind's URL below the server's root. `models` raises `KeyError` or `TypeError` for JSON of
-    another shape.
+    another shape. `decode` reads the answer where it is not JSON, `connecting` makes the client where it is not HTTP's.
     """
 
     kind: str
     base: str
     request: Outbound
     models: Callable[[Any], list[str]]
+    decode: Callable[[bytes], Any] = msgspec.json.decode
+    connecting: Connecting = connect
 
 
 def _get(path: str) -> Outbound:
@@ -65,6 +69,15 @@ _QUESTIONS = (
         lambda answer: [endpoint["name"] for endpoint in answer["endpoints"]],
     ),
 )
+# Asked where the server does not speak HTTP/1.1.
+_OVER_RPC = _Question(
+    "triton-grpc",
+    "",
+    Outbound("/inference.GRPCInferenceService/RepositoryIndex", b"", headers=()),
+    list[str],
+    decode=listed,
+    connecting=connect_rpc,
+)
 # Never probed for: its listing looks like OpenAI's.
 _ANTHROPIC = _Question("anthropic", "", _get("/v1/models"), lambda answer: [model["id"] for model in answer["data"]])
 
@@ -83,11 +96,24 @@ async def probe(options: RemoteOptions) -> Found:
     # Kinds other than OpenAI's are served at the root, beside `/v1`.
     root = options.url.rstrip("/").removesuffix("/v1")
     asked = [(question, question.request) for question in _QUESTIONS]
-    found = await _ask(msgspec.structs.replace(options, url=root), asked)
+    found = await _ask_in_turn(msgspec.structs.replace(options, url=root), asked)
     if found is None:
         raise BackendUnavailable(f"The server at {options.url} is of no kind that is known, or has no models.")
     question, models = found
     return Found(question.kind, root + question.base, models)
+
+
+async def _ask_in_turn(
+    options: RemoteOptions, asked: Sequence[tuple[_Question, Outbound]]
+) -> tuple[_Question, tuple[str, ...]] | None:
+    """`_ask` over HTTP, and over gRPC if the server answers HTTP with something else."""
+    try:
+        return await _ask(options, asked)
+    except BackendUnavailable as error:
+        cause = error.__cause__
+        if not is_installed() or not isinstance(cause, BackendError) or cause.fault is not Fault.MALFORMED:
+            raise
+        return await _ask(options, [(_OVER_RPC, _OVER_RPC.request)])
 
 
 async def list_models(kind: str, options: RemoteOptions) -> tuple[str, ...]:
@@ -100,7 +126,7 @@ async def list_models(kind: str, options: RemoteOptions) -> tuple[str, ...]:
     listed_as = _LISTED_AS.get(kind, kind)
     asked = [
         (question, msgspec.structs.replace(question.request, path=question.request.path.removeprefix(question.base)))
-        for question in (*_QUESTIONS, _ANTHROPIC)
+        for question in (*_QUESTIONS, _OVER_RPC, _ANTHROPIC)
         if question.kind == listed_as
     ]
     found = await _ask(options, asked)
@@ -111,7 +137,7 @@ async def _ask(
     options: RemoteOptions, asked: Sequence[tuple[_Question, Outbound]]
 ) -> tuple[_Question, tuple[str, ...]] | None:
     """The first question that the server answers with models, and these; None if it answers none."""
-    connected = connect("probe", options)
+    connected = asked[0][0].connecting("probe", options) if asked else connect("probe", options)
     refused = ""
     try:
         for question, request in asked:
@@ -151,7 +177,7 @@ def _models(question: _Question, reply: Reply) -> tuple[str, ...]:
     if reply.status != 200:
         return ()
     try:
-        names = question.models(msgspec.json.decode(reply.body))
+        names = question.models(question.decode(reply.body))
     # Anything may listen at the URL: JSON of another shape, text of another encoding, or a deeply nested body.
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         return ()

@@ -50,6 +50,10 @@ class Retokeniser:
             text,
         )
 
+    def count(self, text: str, *, add_special_tokens: bool = True) -> int:
+        """The number of tokens of a text."""
+        return len(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
     def _fill_event(self, event: Event) -> Event:
         # Echoed prompts have tokens, but no ids, on servers that report texts and log-probabilities only.
         if isinstance(event, Started) and event.prompts:

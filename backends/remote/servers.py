@@ -6,6 +6,7 @@ Strategy:
 - `prefix` is approximate: servers do not report their caches, so each process remembers what it has sent to whom. A
   block is `_BLOCK` characters of the conversation. Where it knows nothing, the conversation's digest decides, for all
   processes alike.
+- A server that an endpoint picker has chosen goes before all of this, if it is well.
 - `latency` takes the server whose first event is expected first: its mean so far, for each request that it has.
 """
 
@@ -19,10 +20,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 import structlog
 
-from backends.affinity import Candidate, PrefixIndex, choose
+from backends.affinity import Candidate, PrefixIndex, choose, destination
 from backends.base import Capabilities, Health
 from backends.prompts import conversation_of, texts_of
 from backends.remote.backend import RemoteBackend
@@ -48,12 +50,14 @@ class _Server:
 
     Attributes:
         name: its URL.
+        address: `HOST:PORT` of its URL.
         in_flight: requests of this process.
         latency: mean seconds to the first event, exponentially weighted; 0: none has answered yet.
         sent: keys of the blocks that it was sent, the latest last.
     """
 
     name: str
+    address: str
     backend: RemoteBackend
     in_flight: int = 0
     latency: float = 0.0
@@ -71,7 +75,7 @@ class RemoteServers:
 
     def __init__(self, name: str, servers: dict[str, RemoteBackend], routing: RemoteRouting) -> None:
         self.name = name
-        self._servers = [_Server(url, backend) for url, backend in servers.items()]
+        self._servers = [_Server(url, _address_of(url), backend) for url, backend in servers.items()]
         self._first = self._servers[0].backend
         self._routing = routing
         self._index = PrefixIndex()
@@ -121,22 +125,22 @@ class RemoteServers:
 
     async def embed(self, request: Embed) -> Embeddings:
         """Request embeddings from one server."""
-        return await self._ask(lambda backend: backend.embed(request))
+        return await self._ask(request, lambda backend: backend.embed(request))
 
     async def relay(self, request: Relay) -> RelayedAnswer:
         """Send a request on as it came, to one server."""
-        return await self._ask(lambda backend: backend.relay(request))
+        return await self._ask(request, lambda backend: backend.relay(request))
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer."""
         return await self._first.tokenize(request)
 
-    def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
+    def ignored(self, request: Generate | Embed | Tokenize) -> tuple[str, ...]:
         """The unknown fields of the client's body that do not reach a server."""
         return self._first.ignored(request)
 
-    async def _ask(self, ask: Callable[[RemoteBackend], Awaitable[R]]) -> R:
-        order = await self._order(None)
+    async def _ask(self, request: Embed | Relay, ask: Callable[[RemoteBackend], Awaitable[R]]) -> R:
+        order = await self._order(request)
         for server in order:
             server.in_flight += 1
             try:
@@ -149,18 +153,21 @@ class RemoteServers:
                 server.in_flight -= 1
         raise AssertionError("the last server has answered or failed")
 
-    async def _order(self, request: Generate | None) -> list[_Server]:
-        """The servers in the order in which they are asked; None: a request without a conversation."""
+    async def _order(self, request: Generate | Embed | Relay) -> list[_Server]:
+        """The servers in the order in which they are asked."""
         states = {id(server): await server.backend.healthy() for server in self._servers}
         well = [server for server in self._servers if states[id(server)] == Health("ready")]
         chosen = self._choose(well or self._servers, request)
         others = [server for server in self._servers if server is not chosen]
         return [chosen, *sorted(others, key=lambda server: (server not in well, server.in_flight))]
 
-    def _choose(self, servers: Sequence[_Server], request: Generate | None) -> _Server:
+    def _choose(self, servers: Sequence[_Server], request: Generate | Embed | Relay) -> _Server:
+        picked = destination([each.address for each in servers], request.destinations) if request.destinations else None
+        if picked is not None:
+            return servers[picked]
         if self._routing == "latency":
             return min(servers, key=lambda server: server.latency * (server.in_flight + 1))
-        if request is None:
+        if not isinstance(request, Generate):
             return servers[choose("least", [Candidate(each.name, each.in_flight) for each in servers], 0, None)]
         keys = _keys_of(request) if self._routing == "prefix" else []
         hits = self._index.hits(keys)
@@ -188,6 +195,13 @@ class RemoteServers:
 
     def _log_failure(self, server: _Server, error: GatewayError) -> None:
         log.warning("server.failed", backend=self.name, url=server.name, error=error.kind)
+
+
+def _address_of(url: str) -> str:
+    """`HOST:PORT`; the brackets of an IPv6 address stay."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return host if parts.port is not None else f"{host}:{443 if parts.scheme == 'https' else 80}"
 
 
 def _keys_of(request: Generate) -> list[bytes]:

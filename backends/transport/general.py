@@ -23,8 +23,8 @@ from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
 from backends.transport.redirects import redirected_to
 from backends.transport.response import Response
+from backends.transport.turns import Turns
 from backends.transport.url import FIXED_HEADERS, check_headers, split_url, target_of
-from backends.transport.waiting_line import WaitingLine
 from schemas.errors import (
     BackendFailed,
     BackendTimeout,
@@ -36,6 +36,9 @@ from schemas.errors import (
 )
 
 _MOST_REDIRECTS = 3
+_STREAMS = 100
+"""Exchanges of an HTTP/2 connection at a time, as httpcore bounds them; it opens one connection to an upstream. More
+would wait there, in order of arrival and for ever."""
 _UNREACHED = (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol)
 
 
@@ -88,11 +91,9 @@ class GeneralTransport:
             proxy=httpx.Proxy(proxy, ssl_context=_proxy_context(proxy)) if proxy else None,
             uds=unix_socket,
         )
-        # Of HTTP/2, each connection has many exchanges, and httpcore has them wait for one.
-        self._most = limits.connections + (limits.waiting if http2 else 0)
-        self._most_waiting = 0 if http2 else limits.waiting
-        self._running = 0
-        self._waiting = WaitingLine[None](limits, lambda _: self._leave())
+        # Whether the upstream takes HTTP/2 is known from its first answer.
+        self._turns = Turns(limits, min(limits.connections, _STREAMS) if http2 else limits.connections)
+        self._is_narrow = http2
         self._ending: set[asyncio.Task[None]] = set()  # the event loop holds weak references only
 
     async def exchange(self, request: Outbound, deadline: float | None = None) -> Response:
@@ -132,7 +133,7 @@ class GeneralTransport:
             begun.set()
 
         sent.extensions["trace"] = note_begin
-        await self._enter(request, deadline)
+        await self._turns.enter(request, deadline)
         # A task of its own: httpcore loses a connection whose request is cancelled between its assignment and its use.
         asking = asyncio.ensure_future(self._http.handle_async_request(sent))
         try:
@@ -144,6 +145,10 @@ class GeneralTransport:
         except BaseException:
             self._end(_abandon(asking, begun))
             raise
+        if self._is_narrow and answer.extensions.get("http_version") != b"HTTP/2":
+            # Each exchange has a connection of its own.
+            self._is_narrow = False
+            self._turns.widen(self._limits.connections)
         response = _Answer(answer, self._limits, self._end)
         if response.header("content-encoding") not in ("", "identity"):
             try:
@@ -153,20 +158,6 @@ class GeneralTransport:
                 raise
         return response
 
-    async def _enter(self, request: Outbound, deadline: float | None) -> None:
-        """Wait until an exchange may begin; `_leave` must follow it."""
-        if self._running < self._most:  # then nobody waits
-            self._running += 1
-        elif len(self._waiting) >= self._most_waiting:
-            raise Overloaded("The backend's queue is full.", retry_after=1.0)
-        else:
-            await self._waiting.wait(self._waiting.join(request.flow, request.tokens), deadline)
-
-    def _leave(self) -> None:
-        """Pass the right to run on."""
-        if not self._waiting.serve(None):
-            self._running -= 1
-
     def _end(self, ending: Coroutine[Any, Any, None]) -> None:
         """Give a connection back, which awaits, without making the caller wait."""
         task = asyncio.ensure_future(ending)
@@ -174,7 +165,7 @@ class GeneralTransport:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._leave()
+        self._turns.leave()
         self._ending.discard(task)
 
 

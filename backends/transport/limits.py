@@ -10,6 +10,7 @@ class TransportLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     Attributes:
         connections: open at once. A connection carries one exchange at a time, so this bounds concurrent requests, too.
+            Over HTTP/2, one connection carries all; this bounds its exchanges, of which it has 100 at most.
         waiting: requests that may wait for a connection; one more is refused.
         queue_timeout: how long a request may wait for a connection; then it is refused, so that under overload the
             upstream works on requests whose clients still wait.

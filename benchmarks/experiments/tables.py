@@ -158,6 +158,6 @@ def _ratios(drawn: Requests) -> list[list[Interval]]:
         means = (Mean(0.0, *(float(each[arm, now - 1]) for each in sides[1:])) for arm in (0, 1))
         effects = [log_design_effect(*each) for each in zip(counts, means, strict=True)]
         for each, q in zip(found, (0.5, 0.95), strict=True):
-            sides = [Asked(count, q, ALPHA, effect) for count, effect in zip(counts, effects, strict=True)]
-            each.extend(quantile_ratios([(sides[0], sides[1])]))
+            old, new = (Asked(count, q, ALPHA, effect) for count, effect in zip(counts, effects, strict=True))
+            each.extend(quantile_ratios([(old, new)]))
     return found

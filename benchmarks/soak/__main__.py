@@ -1,11 +1,11 @@
 """The server under mixed traffic and faults for a long time: is every request accounted for, and does nothing grow?
 
-    python -m benchmarks.soak [--minutes 60] [--clients 12] [--rate 8] [--rounds 10]
+    python -m benchmarks.soak [--minutes 60] [--clients 12] [--rate 8] [--rounds 10] [--warm-engine]
 
 `make soak`. Starts the real server with two workers, the bundled model and a scripted backend, and drives it over all
 protocols: whole answers and streams, images, grammars, cancels, malformed bodies, clients that write or read slowly.
 For the first six tenths of the time there are faults (`benchmarks.soak.faults`): workers, engines and the supervisor
-are killed, workers and engines stopped, and the configuration is read again. The rest is calm: there the growth of
+are killed and stopped, and the configuration is read again. The rest is calm: there the growth of
 each kind of process is measured. The exit code is 1 if a request hung or is not accounted for, if a stream had a clean
 end without its last event, or if anything is left of the server.
 """
@@ -35,30 +35,33 @@ _SETTLED = 2.0
 """Seconds in which the last lines are written."""
 
 
-async def soak(server: Server, port: int, given: argparse.Namespace) -> tuple[Seen, Counter[str], Samples, float]:
+async def soak(server: Server, port: int, given: argparse.Namespace) -> tuple[Seen, Counter[str], Samples, float, int]:
     """Run clients and faults for the time that was asked for, until the last request has ended.
 
     Returns:
-        What clients saw, the faults by kind, the samples, and when the calm part begins that counts.
+        What clients saw, the faults by kind, the samples, when the calm part begins that counts, and how many requests
+        of that part got 503.
     """
     seen, faults, stop, samples = Seen(), Counter[str](), asyncio.Event(), Samples(server)
     pace, seconds, began = Pace(given.rate), 60 * given.minutes, time.monotonic()
     clients = [asyncio.create_task(client(port, seed, pace, seen, stop)) for seed in range(given.clients)]
     trouble = asyncio.create_task(disturb(server, given.rounds, _FAULTY * seconds, faults))
     calm = began + (_FAULTY + _SETTLING) * seconds
-    reported = began
+    reported, refused = began, 0
     while (now := time.monotonic()) < began + seconds:
         await asyncio.sleep(min(_SAMPLE, began + seconds - now))
         if trouble.done():
             trouble.result()  # raises if the server could not be started again
             await asyncio.to_thread(samples.take)
+        if now < calm:
+            refused = seen.count("503")
         if now - reported >= given.report_every:
             reported = now
             print(f"after {(now - began) / 60:.0f} min: {dict(faults)}; {_sum(seen)}")
             print(*samples.trend(calm), sep="\n", flush=True)
     stop.set()
     await asyncio.gather(*clients, trouble)
-    return seen, faults, samples, calm
+    return seen, faults, samples, calm, seen.count("503") - refused
 
 
 def _sum(seen: Seen) -> str:
@@ -70,10 +73,10 @@ def _sum(seen: Seen) -> str:
 
 async def run(folder: Path, given: argparse.Namespace) -> list[str]:
     """Start the server, run, and print the report; what is wrong."""
-    server = Server(folder, port := free_port())
+    server = Server(folder, port := free_port(), warm_engine='"loaded"' if given.warm_engine else "false")
     try:
         await server.start()
-        seen, faults, samples, since = await soak(server, port, given)
+        seen, faults, samples, since, refused = await soak(server, port, given)
         await server.start()  # it may be starting still
         await asyncio.sleep(_SETTLED)
         metrics = server.get("/metrics")
@@ -86,6 +89,8 @@ async def run(folder: Path, given: argparse.Namespace) -> list[str]:
         print(f"  {call:14}", dict(how))
     print("in the calm part:", *samples.trend(since), sep="\n")
     wrong = judge(seen, server.lives, metrics, kills, server.usage)
+    if refused:
+        wrong.append(f"{refused} requests of the calm part got 503: something has not started again")
     if running := total(metrics, "gw_requests_running"):
         wrong.append(f"{running:.0f} requests run at the end")
     return wrong + left
@@ -97,7 +102,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second; 0: no bound")
-    parser.add_argument("--rounds", type=int, default=10, help="of five kills, two stops and a reload each")
+    parser.add_argument("--rounds", type=int, default=10, help="of five kills, three stops and a reload each")
+    parser.add_argument("--warm-engine", action="store_true", help="keep a loaded engine in waiting")
     parser.add_argument(
         "--report-every", type=float, default=300.0, help="seconds between two lines with figures so far"
     )

@@ -17,11 +17,14 @@ ROUND = (
     "kill supervisor",
     "stop worker",
     "stop engine",
+    "stop supervisor",
     "reload",
 )
-"""Five kills, two stops and a reload."""
+"""Five kills, three stops and a reload."""
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 _PAUSE = 0.1
+_STOPPED = 15.0
+"""Seconds for which the supervisor is stopped: longer than `hung_after` of its workers. Nobody replaces it."""
 
 
 async def disturb(server: Server, rounds: int, seconds: float, done: Counter[str]) -> None:
@@ -47,8 +50,13 @@ async def _do(server: Server, fault: str, chance: random.Random) -> None:
         server.reload()
         return
     verb, victim = fault.split()
-    if victim == "supervisor":
+    if fault == "kill supervisor":
         await server.kill()
+        return
+    if fault == "stop supervisor":
+        os.kill(server.pid, signal.SIGSTOP)
+        await asyncio.sleep(_STOPPED)
+        os.kill(server.pid, signal.SIGCONT)
         return
     while not (pids := server.of(victim)):  # noqa: ASYNC110 - processes have no event
         await asyncio.sleep(_PAUSE)

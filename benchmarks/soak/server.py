@@ -28,12 +28,13 @@ body_idle = 3.0
 kind = "native"
 heartbeat = 0.5
 hung_after = 15.0
+warm_engine = {warm_engine}
 [backends.s]
 kind = "scripted"
 [endpoints.demo]
-served_entities = [{ name = "demo", backend = "local" }]
+served_entities = [{{ name = "demo", backend = "local" }}]
 [endpoints.echo]
-served_entities = [{ name = "echo", backend = "s", model = "echo" }]
+served_entities = [{{ name = "echo", backend = "s", model = "echo" }}]
 """
 ADDED = '[endpoints.added]\nserved_entities = [{ name = "echo", backend = "s", model = "echo" }]\n'
 """What every second reload adds and the next one takes away."""
@@ -52,6 +53,7 @@ class Server:
     Args:
         folder: for its configuration and logs; its temporary files are in `folder/tmp`.
         port: where it listens.
+        warm_engine: the value of the native backend's option, in TOML.
 
     Attributes:
         usage: the database of records.
@@ -60,11 +62,11 @@ class Server:
         outlived: processes that did not end in time.
     """
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, warm_engine: str) -> None:
         self._folder = folder
         self._port = port
         self.usage = folder / "usage.sqlite"
-        self._base = f'{CONFIG}[usage]\ndatabase = "{self.usage}"\n'
+        self._base = f'{CONFIG.format(warm_engine=warm_engine)}[usage]\ndatabase = "{self.usage}"\n'
         self._config = folder / "gateway.toml"
         self._config.write_text(self._base)
         (folder / "tmp").mkdir()

@@ -5,10 +5,10 @@ The file is shared by all workers and by the command `gateway keys`; workers not
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
 
@@ -68,7 +68,7 @@ class KeyList(Section, frozen=True):
 
 def digest_of(key: str) -> bytes:
     """The digest by which a key is known."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def keys_file(path: Path) -> JsonFile[KeyList]:

@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.access.counters import Name, Span
-from gateway.access.rules import Rule, Rules
+from gateway.access.rules import Kind, Rule, Rules
 from schemas.errors import RateLimited
 from schemas.quota import Quota
 
@@ -59,15 +59,18 @@ class Limiter(Protocol):
 
 def corrections(ticket: Ticket, tokens: int | None, cost: float) -> list[tuple[Rule, int, float]]:
     """What a request has counted too little, or too much if it is below 0: rule, tick of the count, and amount."""
-    found = []
-    for rule, tick, charged in ticket.charged:
-        if rule.kind == "cost":
-            change = cost - charged
-        else:
-            change = tokens - charged if tokens is not None else 0.0
-        if change:
-            found.append((rule, tick, change))
-    return found
+    return [
+        (rule, tick, change)
+        for rule, tick, amount in ticket.charged
+        if (change := correction(rule.kind, amount, tokens, cost))
+    ]
+
+
+def correction(kind: Kind, amount: float, tokens: int | None, cost: float) -> float:
+    """What a request has counted too little for one of its rules, `amount`, or too much if it is below 0."""
+    if kind == "cost":
+        return cost - amount
+    return tokens - amount if tokens is not None else 0.0
 
 
 def tightest(quotas: Sequence[Quota]) -> list[Quota]:

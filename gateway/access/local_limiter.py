@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gateway.access.counters import COUNTS, RUNNING, CounterTable, Name, Span, spans
-from gateway.access.limits import Ticket, corrections, refusal, tightest
+from gateway.access.limits import Ticket, correction, refusal, tightest
 from gateway.access.rules import Rule, Rules
 from gateway.config import ServerSection
 from gateway.storage.slot import Slot
@@ -39,7 +39,8 @@ class LocalLimiter:
         self._slot: Slot | None = None
         self._column = 0
         self._second, self._spans = 0.0, spans(0.0)
-        self._corrections: list[tuple[Rule, int, float]] = []
+        # Of ended requests: what was charged, and the tokens and cost of the answer.
+        self._ended: list[tuple[Sequence[tuple[Rule, int, float]], int | None, float]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     # Both are made at first use: a server without limits has no such files.
@@ -77,21 +78,24 @@ class LocalLimiter:
         if ticket.running:
             self._leave_running(ticket.running)
         if ticket.charged:
-            self._corrections += corrections(ticket, tokens, cost)
-        if self._timer is None and self._corrections:
-            self._timer = asyncio.get_running_loop().call_later(_LATEST, self._settle)
+            self._ended.append((ticket.charged, tokens, cost))
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(_LATEST, self._settle)
 
     def _settle(self) -> None:
         """Count what ended requests have left to correct."""
         self._timer = None
-        if self._corrections:
+        if self._ended:
             with self._windows:
                 self._correct(self._now())
 
     def _correct(self, now: Mapping[str, Span]) -> None:
-        for rule, tick, change in self._corrections:
-            self._windows.correct(rule.name, now[rule.window], tick, change)
-        self._corrections.clear()
+        correct = self._windows.correct
+        for charged, tokens, cost in self._ended:
+            for rule, tick, amount in charged:
+                if change := correction(rule.kind, amount, tokens, cost):
+                    correct(rule.name, now[rule.window], tick, change)
+        self._ended.clear()
 
     async def aclose(self) -> None:
         """Count what is left to correct, and release the files."""
@@ -140,7 +144,7 @@ class LocalLimiter:
         quotas: list[Quota] = []
         table.lock()
         try:
-            if self._corrections:
+            if self._ended:
                 self._correct(now)
             for rule in rules.windows:
                 span, kind = now[rule.window], rule.kind

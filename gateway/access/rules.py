@@ -140,14 +140,17 @@ def estimated_tokens(request: Request) -> int:
     else:
         return 0
     for prompt in prompts:
-        answer += len(prompt.ids) if isinstance(prompt, TokensPrompt) else -(-_length(prompt) // _BYTES_PER_TOKEN)
+        if isinstance(prompt, ChatPrompt):
+            answer += -(-_length(prompt) // _BYTES_PER_TOKEN)
+        elif isinstance(prompt, TextPrompt):
+            answer += -(-len(prompt.text) // _BYTES_PER_TOKEN)
+        else:
+            answer += len(prompt.ids)
     return answer
 
 
-def _length(prompt: TextPrompt | ChatPrompt) -> int:
-    """Characters of a prompt's texts."""
-    if isinstance(prompt, TextPrompt):
-        return len(prompt.text)
+def _length(prompt: ChatPrompt) -> int:
+    """Characters of a chat's texts."""
     length = 0
     for message in prompt.messages:
         content = message.content

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,10 +9,12 @@ from pathlib import Path
 import click
 
 import gateway
+from gateway.process.imports import quick_imports
 
 _COMMANDS = {
     "serve": "serve:serve",
     "engine": "serve:engine",
+    "cluster": "cluster.status:cluster",
     "reload": "control:reload",
     "restart": "control:restart",
     "check": "check:check",
@@ -73,7 +72,7 @@ class _Commands(click.Group):
         # Before a command imports more of them: a foreign package would fail there with an error that does not say why.
         _check_siblings()
         module, _, name = _COMMANDS[cmd_name].partition(":")
-        with without_collector():
+        with quick_imports():
             command: click.Command = getattr(import_module(f"gateway.cli.{module}"), name)
         _name_variables(command, f"INTERLINGUA_{cmd_name}")
         return command
@@ -83,16 +82,6 @@ class _Commands(click.Group):
 @click.version_option(gateway.__version__, prog_name="gateway")
 def main() -> None:
     """One gateway for TGI, OpenAI, Databricks, Triton and Anthropic clients."""
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """For imports: nothing that they make is garbage, and the collector takes a sixth of their time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _name_variables(command: click.Command, prefix: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,10 @@ import click
 import msgspec
 
 from backends.base import NotPrepared
-from gateway.cli import without_collector
 from gateway.cli.vllm_options import ServeCommand, is_vllm_option, native_options, vllm_options
 from gateway.config import Config, ConfigError, default
 from gateway.observability import logging
+from gateway.process.imports import quick_imports
 
 _EXAMPLES = """
 \b
@@ -53,6 +55,13 @@ the same model. It ends if it fails: have systemd or Kubernetes start it again.
     help="Call the model this; given again: further names for it.  [default: the folder's name]",
 )
 @click.option("--speculation", is_flag=True, help="Verify draft tokens where that is faster; texts stay the same.")
+@click.option(
+    "--ray",
+    is_flag=False,
+    flag_value="auto",
+    metavar="[ADDRESS]",
+    help="Run the engines on the nodes of a Ray cluster: this machine's, or that whose head is at HOST:PORT.",
+)
 @click.option("--backend-key-env", help="Name of the environment variable that holds that server's key.")
 @click.option("--host", help="Listen on this address.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on this port; 0 picks a free one.  [default: 8000]")
@@ -87,20 +96,23 @@ def serve(
     options = native_options({name: value for name, value in others.items() if is_vllm_option(name)})
     options |= {"speculation": True} if speculation else {}
     _check_options(model, file, backend, names, backend_key_env, options)
+    ray: str | None = others.pop("ray")
+    _check_ray(ray, backend)
     # Imported here: `gateway --version` and completion should not wait for Litestar.
-    with without_collector():
+    with quick_imports():
         from gateway.check import read_file, validate
         from gateway.listed_models import probed, with_listed
         from gateway.process.startup import StartupMonitor  # noqa: F401 - here, where the collector is off
         from gateway.process.supervisor import Supervisor  # noqa: F401
-        from gateway.registry import prepare
+        from gateway.registry import on_ray, prepare
 
     logging.configure(log_level)
     # Options that were given override the file; None was not.
     given = {name: value for name, value in others.items() if value is not None and not is_vllm_option(name)}
 
     def change(config: Config) -> Config:
-        return msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
+        config = msgspec.structs.replace(config, server=msgspec.structs.replace(config.server, **given))
+        return config if ray is None else on_ray(config, ray)
 
     # At a reload nothing is fetched: that may take minutes, in which no process would be restarted.
     fetches = iter((True,))
@@ -159,6 +171,24 @@ def _check_options(
         raise click.UsageError("--backend-key-env needs --backend")
 
 
+def _check_ray(address: str | None, backend: str | None) -> None:
+    """Refuse an address of a Ray cluster that is none, or that nothing here can use.
+
+    Raises:
+        click.ClickException: it is.
+    """
+    if address is None:
+        return
+    from backends.native.options import LACKS_RAY, RAY_ADDRESS
+
+    if re.search(RAY_ADDRESS, address) is None:
+        raise click.UsageError(f"--ray takes HOST:PORT or auto, not '{address}'; PATH goes before it")
+    if backend is not None:
+        raise click.UsageError("--ray places native models, and --backend is a remote server")
+    if find_spec("ray") is None:
+        raise click.ClickException(LACKS_RAY)
+
+
 def _local(model: str | None, names: Sequence[str], options: Mapping[str, Any]) -> Config:
     """A configuration that serves a native model, called `names`, or like its folder, file or model of the hub.
 
@@ -191,7 +221,7 @@ def _serve(read: Callable[[], Config], log_level: str) -> int:
     except ConfigError as error:
         predecessor.refuse(str(error))
         raise click.ClickException(str(error)) from None
-    return supervisor.run(StartupMonitor(supervisor.config, supervisor.port).poll)
+    return supervisor.run(StartupMonitor(supervisor.config, supervisor.ports).poll)
 
 
 @click.command(epilog=_ENGINE_EXAMPLES, context_settings={"ignore_unknown_options": True})

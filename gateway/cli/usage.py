@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,9 @@ def reset(context: click.Context, before: str | None) -> None:
     address, folder = context.obj
     now = time.time()
     try:
-        collector = Collector(Path(folder), address)
-        collector.collect(wait=True)
-        deleted = collector.delete_before(_time(before, now) if before else now + 1)
-        collector.close()
+        with closing(Collector(Path(folder), address)) as collector:
+            collector.collect(wait=True)
+            deleted = collector.delete_before(_time(before, now) if before else now + 1)
     except DatabaseError as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{deleted} records deleted")
@@ -106,9 +106,8 @@ def _opened(address: str, folder: str) -> Database:
         raise click.ClickException(f"there is no database '{address}': name it by --config or --database")
     try:
         if Path(folder).exists():
-            collector = Collector(Path(folder), address)
-            collector.collect(wait=True)
-            collector.close()
+            with closing(Collector(Path(folder), address)) as collector:
+                collector.collect(wait=True)
         return open_database(address)
     except DatabaseError as error:
         raise click.ClickException(str(error)) from None

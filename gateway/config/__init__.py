@@ -2,6 +2,7 @@
 
 from gateway.config.aliases import aliases_of, wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
+from gateway.config.batches import BatchesSection
 from gateway.config.endpoint import (
     FEEDBACK_METRICS,
     TEXTLESS,
@@ -25,7 +26,8 @@ from gateway.config.endpoint import (
 from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
 from gateway.config.limit import BILLION, EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
-from gateway.config.server import Export, Limits, Listener, Mount, Role, ServerSection
+from gateway.config.server import Export, Grpc, Limits, Listener, Mount, Role, ServerSection
+from gateway.config.state import StateSection
 from gateway.config.structure import Problem, examine
 from gateway.config.telemetry import Telemetry
 from gateway.config.usage import UsageSection
@@ -37,6 +39,7 @@ __all__ = [
     "FEEDBACK_METRICS",
     "TEXTLESS",
     "UNITS",
+    "BatchesSection",
     "Cache",
     "Config",
     "ConfigError",
@@ -47,6 +50,7 @@ __all__ = [
     "Fallback",
     "FeedbackMetric",
     "FilterSettings",
+    "Grpc",
     "Guardrail",
     "KeyPath",
     "Limit",
@@ -65,6 +69,7 @@ __all__ = [
     "ServerSection",
     "Shadow",
     "Source",
+    "StateSection",
     "Task",
     "Telemetry",
     "UsageSection",

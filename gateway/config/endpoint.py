@@ -204,11 +204,14 @@ class Cache(Section, frozen=True):
         ttl: seconds for which an answer is kept.
         max_bytes: of all answers, in each worker; the largest one is a sixteenth of it.
         shared: whether keys are given each other's answers.
+        store: "memory": each worker keeps its own; "state": the state server keeps those of all gateways, as many as
+            its own memory allows.
     """
 
     ttl: Seconds = 3600.0
     max_bytes: Annotated[int, msgspec.Meta(ge=65536)] = 64 * 1024 * 1024
     shared: bool = False
+    store: Literal["memory", "state"] = "memory"
 
 
 class FilterSettings(Section, frozen=True):

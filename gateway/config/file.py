@@ -16,9 +16,11 @@ import msgspec
 
 from gateway.config.aliases import wrong_aliases
 from gateway.config.base import ConfigError, Section, nearest
+from gateway.config.batches import BatchesSection
 from gateway.config.endpoint import Endpoint, ServedEntity, wrong_in_endpoint
 from gateway.config.positions import KeyPath, Positions
 from gateway.config.server import ServerSection
+from gateway.config.state import StateSection
 from gateway.config.structure import Problem, examine, show
 from gateway.config.telemetry import Telemetry
 from gateway.config.usage import UsageSection
@@ -38,6 +40,13 @@ class Config(Section, frozen=True):
     filters: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     telemetry: Telemetry | None = None
     usage: UsageSection | None = None
+    state: StateSection | None = None
+    batches: BatchesSection | None = None
+
+    @property
+    def is_changeable(self) -> bool:
+        """Whether endpoints can be changed while serving: there is something that keeps the changes."""
+        return self.server.state_file is not None or self.state is not None
 
 
 class Source(NamedTuple):
@@ -126,7 +135,7 @@ def examine_text(text: str) -> tuple[Config, list[Problem], Positions]:
     names = fields.get("endpoints")
     named = set(names) if isinstance(names, dict) else set()
     problems += [problem for problem in _contradictions(config, named) if problem.path[:2] not in broken]
-    if not problems and not config.endpoints and not config.backends and config.server.state_file is None:
+    if not problems and not config.endpoints and not config.backends and not config.is_changeable:
         problems.append(Problem((), "there are no endpoints and no backends: nothing would be served"))
     return config, problems, positions
 
@@ -211,12 +220,13 @@ def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Prob
         text = "usage.database: it must be a file of SQLite, or a URL that begins with postgresql://"
         yield Problem(("usage", "database"), text)
     yield from _wrong_filters(config)
+    yield from _wrong_caches(config)
     for name, endpoint in config.endpoints.items():
         for path, wrong in wrong_in_endpoint(endpoint, config.backends):
             yield Problem(("endpoints", name, *path), f"endpoints.{name}{wrong}")
     if clash := wrong_aliases(config.endpoints):
         yield Problem(("endpoints", clash[0], "aliases"), f"endpoints.{clash[0]}{clash[1]}")
-    if config.server.state_file is None:
+    if not config.is_changeable:
         yield from _stateless(config, endpoints)
 
 
@@ -228,6 +238,13 @@ def _wrong_filters(config: Config) -> Iterator[Problem]:
         for unknown in sorted({*endpoint.filters} - {*config.filters}):
             text = f"endpoints.{name}.filters: there is no filter '{unknown}'{nearest(unknown, config.filters)}"
             yield Problem(("endpoints", name, "filters"), text)
+
+
+def _wrong_caches(config: Config) -> Iterator[Problem]:
+    for name, endpoint in config.endpoints.items():
+        if endpoint.cache is not None and endpoint.cache.store == "state" and config.state is None:
+            text = f'endpoints.{name}.cache: `store = "state"` needs a section `state`'
+            yield Problem(("endpoints", name, "cache", "store"), text)
 
 
 def _wrong_in_server(server: ServerSection) -> Iterator[Problem]:
@@ -243,6 +260,8 @@ def _wrong_in_server(server: ServerSection) -> Iterator[Problem]:
     if (place := _second(ports)) is not None:
         text = f"server.listeners: the port {ports[place]} is taken twice"
         yield Problem(("server", "listeners", place - 1), text)
+    if server.grpc is not None and server.grpc.port and server.grpc.port in ports:
+        yield Problem(("server", "grpc", "port"), f"server.grpc: the port {server.grpc.port} is taken twice")
 
 
 def _stateless(config: Config, endpoints: Collection[str]) -> Iterator[Problem]:

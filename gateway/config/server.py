@@ -42,6 +42,14 @@ class Listener(Section, frozen=True):
     host: str | None = None
 
 
+class Grpc(Section, frozen=True):
+    """A port for clients that speak gRPC. `host`: None: the server's. `tls` is as of a listener."""
+
+    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8001
+    host: str | None = None
+    tls: bool = True
+
+
 class Limits(Section, frozen=True):
     """Limits of requests and connections. Sizes in bytes, times in seconds.
 
@@ -60,6 +68,9 @@ class Limits(Section, frozen=True):
         body_total: for the whole body.
         max_concurrent_requests: of one worker; more are refused.
         stored_responses: of everything kept for `/v1/responses/{id}`; 0 keeps nothing.
+        stored_objects: of conversations, stored chat completions and the events of answers in the background; 0 keeps
+            nothing.
+        object_age: after its last change an object of these is deleted.
     """
 
     max_request_line: Count = 16 * 1024
@@ -76,6 +87,8 @@ class Limits(Section, frozen=True):
     body_total: Seconds = 60.0
     max_concurrent_requests: Count = 1024
     stored_responses: Annotated[int, msgspec.Meta(ge=0)] = 64 * 1024 * 1024
+    stored_objects: Annotated[int, msgspec.Meta(ge=0)] = 256 * 1024 * 1024
+    object_age: Seconds = 30 * 86400.0
 
 
 class Export(Section, frozen=True):
@@ -108,6 +121,7 @@ class ServerSection(Section, frozen=True):
         dialect_options: dialect -> fields of its table to override.
         mounts: path prefixes with other dialects, or another default endpoint.
         listeners: more ports, likewise.
+        grpc: a port for clients that speak gRPC.
         ssl_certfile: the certificate, with those of its chain (PEM); the server then speaks HTTPS. It and the next two
             are read again when they change.
         ssl_keyfile: its private key; None: it is in `ssl_certfile`.
@@ -115,11 +129,15 @@ class ServerSection(Section, frozen=True):
         ssl_ca_certs: authorities (PEM): clients need a certificate of one of them, except for health checks.
         limits: of requests.
         allowed_hosts: further names of this server in `Host`, where requests need no key.
+        endpoint_picker_header: header with `HOST:PORT` of the servers or engines that an endpoint picker in front has
+            chosen, the best one first; None: clients have no say in it.
         cors_origins: origins whose pages may use the server from a browser; "*": all.
         keys_env: environment variable with the API keys, separated by commas.
         admin_keys_env: the same for keys that may also change endpoints while the server runs.
         keys_file: named keys with roles, endpoints and limits of their own; `gateway keys` makes them.
         state_file: keeps these changes.
+        storage_folder: for what clients have stored (responses, conversations, chat completions), which then outlasts
+            the server; None: it ends with the server.
         drain_delay: between SIGTERM and the end of accepting connections.
         drain_timeout: for running requests to finish.
         keep_alive: that an idle connection is kept.
@@ -138,6 +156,7 @@ class ServerSection(Section, frozen=True):
     dialect_options: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     listeners: tuple[Listener, ...] = ()
+    grpc: Grpc | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     ssl_keyfile_password_env: str | None = None
@@ -145,10 +164,12 @@ class ServerSection(Section, frozen=True):
     limits: Limits = Limits()
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[Annotated[str, msgspec.Meta(pattern=r"^(\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/*]*)$")], ...] = ()
+    endpoint_picker_header: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]+$")] | None = None
     keys_env: str | None = None
     admin_keys_env: str | None = None
     keys_file: str | None = None
     state_file: str | None = None
+    storage_folder: str | None = None
     drain_delay: Delay = 0.0
     drain_timeout: Delay = 600.0
     keep_alive: Count = 75
@@ -164,7 +185,10 @@ class ServerSection(Section, frozen=True):
     @property
     def is_private(self) -> bool:
         """Whether only this machine can reach the addresses."""
-        return all(map(_is_loopback, (self.host, *(each.host for each in self.listeners if each.host is not None))))
+        hosts: list[str | None] = [self.host, *(each.host for each in self.listeners)]
+        if self.grpc is not None:
+            hosts.append(self.grpc.host)
+        return all(_is_loopback(host) for host in hosts if host is not None)
 
 
 def _is_loopback(host: str) -> bool:

@@ -50,6 +50,7 @@ def _card(
     used = [backends[arm.backend] for arm in endpoint.served_entities]
     served_entities = _served_entities(endpoint, health)
     can = used[0].capabilities  # the first arm speaks for the endpoint
+    lengths = can.context_lengths
     return ModelCard(
         name=name,
         task=(endpoint.task or endpoint.served_entities[0].task or "chat") if can.generates else _textless(can),
@@ -61,7 +62,7 @@ def _card(
         served_entities=served_entities,
         pending=_served_entities(deployment.pending, health) if deployment.pending is not None else (),
         update_failed=bool(deployment.failed),
-        context_length=can.context_length,
+        context_length=can.context_length or lengths.get(endpoint.served_entities[0].model or name) or lengths.get(""),
         dtype=can.dtype,
         device=can.device,
         vocab_size=can.vocab_size,

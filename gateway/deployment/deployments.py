@@ -28,6 +28,7 @@ from gateway.config import (
     wrong_endpoint,
 )
 from gateway.deployment.ramp import Move, RampState, moved, with_share
+from gateway.storage.shared.document import Revised
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
 from schemas.errors import Conflict, InvalidRequest, ModelNotFound
@@ -66,7 +67,7 @@ class Deployment(Section, frozen=True):
 Deployments = Mapping[str, Deployment]
 
 
-class State(Section, frozen=True):
+class State(Revised, frozen=True):
     """What was changed while serving.
 
     Attributes:

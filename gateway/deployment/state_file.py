@@ -1,14 +1,15 @@
 """What is deployed now: the configuration, and the changes made while serving, in a JSON file that all workers share.
 
 Before each request every worker looks whether the file has changed: a change that one worker has confirmed is in force
-on all. Why not SQLite: decision 15.
+on all. With a state server the file is this gateway's copy (`gateway.storage.shared.document`). Decision 15 says why
+it is not SQLite.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gateway.config import Config, ConfigError
 from gateway.deployment.deployments import Deployment, Deployments, State, changed, deployed, ramped, restarted, settled
 from gateway.deployment.ramp import Move, RampState
 from gateway.storage.json_file import JsonFile
+from gateway.storage.shared.document import Document, FileDocument
 from schemas.catalog import Change
 from schemas.errors import BackendUnavailable, Forbidden, ModelNotFound
 
@@ -31,20 +33,27 @@ class LiveDeployments:
 
     Args:
         config: the configuration; an endpoint of it is served as configured until it is changed.
+        document: the changes made while serving; None: those in the configuration's state file.
 
     Raises:
         ConfigError: the state file cannot be read, or contradicts the configuration.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, document: Document[State] | None = None) -> None:
         self._config = config
-        self._file = JsonFile(Path(config.server.state_file), State()) if config.server.state_file is not None else None
-        if self._file is not None:
-            self._file.check("server.state_file")
+        self._file = document if document is not None else state_file(config)
         # The stamp is taken before the file is read: a change in between is read once more, never missed.
         self._stamp = self._file.stamp() if self._file is not None else 0
         state = self._file.read() if self._file is not None else State()
         self.deployments, self.resets = self._deployed(state), state.resets
+
+    def backend_of(self) -> dict[tuple[str, ...], str]:
+        """The backend of each arm, by endpoint and arm."""
+        return {
+            (name, arm.name): arm.backend
+            for name, deployed in self.deployments.items()
+            for arm in deployed.serving.served_entities
+        }
 
     def refresh(self) -> bool:
         """Read the state file if it has changed; return whether that changed what is deployed.
@@ -81,11 +90,8 @@ class LiveDeployments:
         def make(found: Deployments) -> Deployment | None:
             return changed(found, change, health, time.time_ns(), generates)
 
-        try:
+        with _reported():
             await self._change(change.endpoint, make)
-        except (ConfigError, OSError) as error:
-            log.error("state.rejected", error=str(error))
-            raise BackendUnavailable(f"The state of the endpoints cannot be changed: {error}") from None
 
     async def settle(self, health: Mapping[str, Health]) -> None:
         """Finish the updates whose backends have become ready or have failed.
@@ -142,13 +148,14 @@ class LiveDeployments:
             # The deletion of an endpoint of the configuration file is stored as null, or the endpoint would come back.
             return replace(state, endpoints=rest if unknown else rest | {name: new})
 
-        await asyncio.to_thread(self._file.change, edit)  # locking and `fsync` block
+        await self._file.change(edit)
 
     async def reset(self, name: str) -> None:
         """Have an endpoint's experiment begin anew on all workers.
 
         Raises:
             schemas.errors.Forbidden: there is no state file.
+            schemas.errors.BackendUnavailable: the state cannot be read or written; the text says why.
         """
         if self._file is None:
             raise Forbidden("Figures cannot be reset here: the server has no state file. A restart resets them.")
@@ -156,7 +163,7 @@ class LiveDeployments:
         def edit(state: State) -> State:
             return replace(state, resets=state.resets | {name: time.time_ns()})
 
-        await asyncio.to_thread(self._file.change, edit)
+        await self._write(edit)
 
     async def restart_ramp(self, name: str) -> None:
         """Have an endpoint's ramp and experiment begin anew on all workers, in one change.
@@ -175,7 +182,39 @@ class LiveDeployments:
             new = restarted(name, found, now)
             return replace(state, endpoints=state.endpoints | {name: new}, resets=state.resets | {name: now})
 
-        await asyncio.to_thread(self._file.change, edit)
+        await self._write(edit)
+
+    async def _write(self, edit: Callable[[State], State]) -> None:
+        assert self._file is not None
+        with _reported():
+            await self._file.change(edit)
 
     def _deployed(self, state: State) -> Deployments:
         return deployed(self._config.endpoints, state, self._config.backends)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Log a state that cannot be read or written, and report it to the client.
+
+    Raises:
+        schemas.errors.BackendUnavailable: in place of such an error.
+    """
+    try:
+        yield
+    except (ConfigError, OSError) as error:
+        log.error("state.rejected", error=str(error))
+        raise BackendUnavailable(f"The state of the endpoints cannot be changed: {error}") from None
+
+
+def state_file(config: Config) -> FileDocument[State] | None:
+    """The state file of a configuration; None if it names none.
+
+    Raises:
+        ConfigError: its folder cannot be written to.
+    """
+    if config.server.state_file is None:
+        return None
+    file = JsonFile(Path(config.server.state_file), State())
+    file.check("server.state_file")
+    return FileDocument(file)

@@ -31,6 +31,11 @@ class Layout(NamedTuple):
     histograms: int = 0
     totals: int = 0
 
+    @property
+    def size(self) -> int:
+        """The number of doubles in a file."""
+        return self.arms * (self.rows * 2 * BUCKETS + self.histograms * BINS + self.totals)
+
 
 class Sums(NamedTuple):
     """Counters added up over workers.
@@ -71,7 +76,7 @@ class CountersFile:
         self._totals_at = self._bins_at + layout.arms * layout.histograms * BINS
         self._path = path
         own = path.with_name(f"{path.name}.{slot}") if path is not None else None
-        self._mapped = map_file(own, 8 * _size(layout))
+        self._mapped = map_file(own, 8 * layout.size)
         self.data = memoryview(self._mapped).cast("d")
         record = struct.Struct(f"{self._width}d")
         self.record: Callable[[int], tuple[float, ...]] = partial(record.unpack_from, self._mapped)
@@ -116,7 +121,7 @@ class CountersFile:
 
 def read(layout: Layout, path: Path) -> Sums:
     """Return the sums over the files of all workers with the stem `path`; zeros if there is none."""
-    total = np.zeros(_size(layout))
+    total = np.zeros(layout.size)
     for file in path.parent.glob(f"{path.name}.*"):
         # A file has its whole size from the moment that it has its name (`map_file`), so shapes agree.
         total += np.fromfile(file)
@@ -127,11 +132,6 @@ def zeros(layout: Layout) -> Sums:
     """Return the sums of nothing."""
     arms, rows, histograms, totals = layout
     return Sums(np.zeros((arms, rows, 2, BUCKETS)), np.zeros((arms, histograms, BINS)), np.zeros((arms, totals)))
-
-
-def _size(layout: Layout) -> int:
-    """Return the number of doubles in a file."""
-    return layout.arms * (layout.rows * 2 * BUCKETS + layout.histograms * BINS + layout.totals)
 
 
 def _split(layout: Layout, data: Array) -> Sums:

@@ -1,4 +1,4 @@
-"""All experiments of one worker: the one door through which the rest of the gateway reaches this package.
+"""All experiments of one worker: the only entry of the rest of the gateway to this package.
 
 Strategy: `Router` says whether a request's endpoint has an experiment. If so, `Experiments.enter` counts the exposure,
 sends the copies for shadows and returns an `Exposure`, which the request keeps: it observes the answer for pairs and
@@ -40,6 +40,13 @@ log = structlog.get_logger()
 
 _LOOK_SHARE = 0.1
 """Of a worker's time, for looks at the guardrails after failures."""
+
+
+class UnknownAnswer(InvalidRequest):
+    """Feedback for an answer that is not remembered."""
+
+    def __init__(self) -> None:
+        super().__init__("No answer with this id is remembered that could be compared.", param="request_id")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +185,8 @@ class Experiments:
             value: the user's.
 
         Raises:
-            schemas.errors.InvalidRequest: no such answer is remembered, or its endpoint has no such metric or value.
+            UnknownAnswer: no such answer is remembered.
+            schemas.errors.InvalidRequest: its endpoint has no such metric or value.
         """
         answered = self._feedback.find(name)
         if answered is not None:
@@ -190,7 +198,11 @@ class Experiments:
                         experiment.feedback(split, answered, metric, value, before)
                     return
         # No experiment has the tag if the endpoint's arms were changed since: feedback for an old arm is refused.
-        raise InvalidRequest("No answer with this id is remembered that could be compared.", param="request_id")
+        raise UnknownAnswer
+
+    def keys(self) -> list[str]:
+        """What the figures of the experiments belong to (`gateway.experiments.experiment.key`)."""
+        return [experiment.key for experiment in self._experiments.values()]
 
     def stopped(self) -> dict[str, Collection[str]]:
         """The arms that guardrails have stopped, by endpoint."""

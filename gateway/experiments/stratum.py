@@ -37,6 +37,18 @@ def feedback_file(metric: str) -> str:
     return "feedback-" + blake2b(metric.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
+def layout_of(arms: int, name: str) -> Layout:
+    """What one of a split's files counts."""
+    if name == REQUESTS:
+        return Layout(arms, LOGARITHMS_AT + len(TIMES), len(TIMES), len(TOTALS))
+    return Layout(arms, {PAIRS: len(PAIR_METRICS), SHADOWS: len(SHADOW_METRICS)}.get(name, 1))
+
+
+def size_of(split: str, name: str) -> int:
+    """The bytes of one of a split's files."""
+    return 8 * layout_of(1 + split.count("-"), name).size
+
+
 class SplitReport(msgspec.Struct, frozen=True):
     """A split, and when it was first served.
 
@@ -116,6 +128,4 @@ class Stratum:
         return self._files[name].read() if name in self._files else zeros(self._layout(name))
 
     def _layout(self, name: str) -> Layout:
-        if name == REQUESTS:
-            return Layout(self._arms, LOGARITHMS_AT + len(TIMES), len(TIMES), len(TOTALS))
-        return Layout(self._arms, {PAIRS: len(PAIR_METRICS), SHADOWS: len(SHADOW_METRICS)}.get(name, 1))
+        return layout_of(self._arms, name)

@@ -8,7 +8,7 @@ gets a status of its own; after it a failure is written as the protocol's own er
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from time import monotonic
 from typing import Protocol
 
@@ -16,19 +16,22 @@ import structlog
 from litestar.types import HTTPResponseBodyEvent, Send
 from msgspec.structs import replace
 
-from adapters.base import Record, RecordingEncoder, Reply, ServerCodec, StreamEncoder
+from adapters.base import Record, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
+from adapters.objects import Follow
+from adapters.optional import RecordingEncoder
 from adapters.unknown_fields import ignored_header
 from backends.base import check, ignored_fields
 from gateway.config import TEXTLESS
 from gateway.errors import to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
+from gateway.http.read_ahead import read_ahead
 from gateway.http.recording import Recording
 from gateway.http.replies import reply_to
 from gateway.http.timeouts import until_timeout
 from gateway.routing.target import Plan, Target
-from gateway.storage.response_store import KeyResponses
+from gateway.storage.key_stores import KeyStores
 from schemas.completion import Timings
 from schemas.errors import (
     BackendTimeout,
@@ -62,9 +65,11 @@ class Flow(Protocol):
 
     Attributes:
         write_paused: whether the transport's buffer is above its high-water mark.
+        gathers: whether events that come during a write are to be written together.
     """
 
     write_paused: bool
+    gathers: bool
 
     async def drain(self) -> None:
         """Wait until it is below again, or the connection is lost."""
@@ -82,7 +87,7 @@ class Responder:
         head: whether the body is left out, as HEAD wants it.
     """
 
-    __slots__ = ("_account", "_flow", "_head", "_recording", "_send", "_service", "codec", "responses")
+    __slots__ = ("_account", "_flow", "_head", "_recording", "_send", "_service", "begun", "codec", "stores")
 
     def __init__(
         self, codec: ServerCodec, account: RequestAccount, send: Send, flow: Flow | None = None, *, head: bool
@@ -93,7 +98,8 @@ class Responder:
         self._send = send
         self._flow = flow
         self._head = head
-        self.responses: KeyResponses | None = None
+        self.stores: KeyStores | None = None
+        self.begun = False
         self._recording: Recording | None = None
 
     async def replay(self, request: Request, plan: Plan) -> bool:
@@ -174,6 +180,18 @@ class Responder:
         # RFC 9110, section 9.3.2: HEAD has no content; section 8.6: its `content-length` is that of GET.
         await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body, "more_body": False})
 
+    async def acknowledge(self, reply: Reply) -> None:
+        """Send the reply to a request whose answer is made in the background."""
+        await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
+        await self._send({"type": "http.response.body", "body": reply.body, "more_body": False})
+
+    async def pass_on(self, follow: Follow, events: AsyncIterator[bytes]) -> None:
+        """Send events that are encoded already."""
+        await self._start(200, follow.media_type, follow.headers)
+        async for data in events:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send(_END)
+
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self.codec
         if target.filters is not None:
@@ -199,6 +217,8 @@ class Responder:
         # While draining no pair is begun: its work in the background could be cancelled before its end.
         if account.exposure is not None and not self._service.draining:
             events = account.exposure.observe(events, request, target)
+        if request.stream and self._flow is not None and self._flow.gathers:
+            events = read_ahead(events)
         try:
             first = await self._first(events)
             if not first:  # None: the generator ended without an event
@@ -240,7 +260,7 @@ class Responder:
         await self.reply(self.codec.encode(request, replace(answer, timings=timings)))
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
-        encoder = self.codec.encoder(request)
+        encoder = self._new_encoder(request)
         data, batch = await self._begin_stream(encoder, batch, events)
         # Usage is the last event of every complete answer; a short answer may have it in its first batch.
         if isinstance(last := batch[-1], Usage):
@@ -262,17 +282,24 @@ class Responder:
             # uvicorn cancels what still runs after `drain_timeout`. The connection still works, so the client learns
             # why. A client that has left cancels, too; writing to its closed connection does nothing.
             if self._service.draining:
-                await self._write(encoder.fail(ShuttingDown("The server is shutting down.")))
+                await self._write_failure(encoder, ShuttingDown("The server is shutting down."))
                 await self._send(_END)
             raise
         except Exception as error:  # the stream loop: too late for a status
             failure = to_client_error(error, self._account.request_id)
             self._account.message = failure.message
             self._account.end(failure.kind)
-            await self._write(encoder.fail(failure))
+            await self._write_failure(encoder, failure)
             if encoder.abort_after_error:
                 return  # without an end, the server cuts the connection
         await self._send(_END)
+
+    def _new_encoder(self, request: Generate) -> StreamEncoder:
+        return self.codec.encoder(request)
+
+    async def _write_failure(self, encoder: StreamEncoder, failure: GatewayError) -> None:
+        """Write the error that ends a stream."""
+        await self._write(encoder.fail(failure))
 
     async def _begin_stream(
         self, encoder: StreamEncoder, batch: Events, events: AsyncGenerator[Events, None]
@@ -309,8 +336,8 @@ class Responder:
         self._account.end("ok")
 
     async def _keep(self, record: Record) -> None:
-        if self.responses is not None:
-            await self.responses.keep(record)
+        if self.stores is not None:
+            await self.stores.keep(record)
 
     # `length` -1: a stream, whose body uvicorn frames (RFC 9112, section 7.1: chunked).
     async def _start(self, status: int, media_type: str, more: Iterable[tuple[str, str]], length: int = -1) -> None:
@@ -328,6 +355,7 @@ class Responder:
             headers.append((b"content-length", b"%d" % length))
         if account.target is not None:
             headers.append((b"served-model-name", account.target.entity.name.encode()))
+        self.begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _write(self, data: bytes) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from adapters.base import Reply, ScoringCodec, ServerCodec
+from adapters.base import Reply, ServerCodec
+from adapters.optional import ScoringCodec
 from backends.base import Relays, ScoresTexts, check_unread, ignored_fields
 from gateway.http.accounting import RequestAccount
 from gateway.routing.target import Target
@@ -63,7 +64,7 @@ async def _counted(request: Tokenize, target: Target, codec: ServerCodec, accoun
         with suppress(UnsupportedOperation):
             return await _relayed(Relay(id=request.id, model=request.model, origin=request.origin), target)
     check_unread(request, [part.param for part in request.unread])
-    account.ignored = request.unknown
+    account.ignored = ignored_fields(request, target.backend)
     return codec.encode_tokens(request, await target.backend.tokenize(target.addressed(request)))
 
 

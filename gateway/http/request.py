@@ -7,9 +7,9 @@ whatever it waits for, and the `finally` of `Responder` closes the backend's gen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from itertools import chain
-from math import inf
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import cast
 from urllib.parse import parse_qsl
@@ -18,28 +18,39 @@ from litestar.types import HTTPScope, Receive, Send
 from msgspec.structs import replace
 
 from adapters.base import Call, Reply
+from adapters.objects import Follow
+from adapters.optional import DetachableEncoder, ObjectCodec
 from backends.observation import OBSERVER
-from gateway.access.keys import KEY_HEADERS, given_key
+from gateway.access.keys import given_key
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
 from gateway.http.body import read_body
+from gateway.http.detached import DetachedResponder, begin_run, events_of
 from gateway.http.disconnect import cancel_on_disconnect
+from gateway.http.headers import decode_headers
 from gateway.http.observation.observer import RequestObserver
 from gateway.http.record import row_of
+from gateway.http.timeouts import TIMEOUT_HEADER, seconds_of
 from gateway.mounts import Operation
 from gateway.routing.target import Plan
 from gateway.service import Service
 from gateway.storage.decoded_requests import Name, name_of
+from gateway.storage.objects.run_tasks import Run
+from gateway.storage.shared.responses import fetching
 from schemas.catalog import Catalog, Change
-from schemas.errors import InvalidRequest, Overloaded, RateLimited, RequestTimeout
+from schemas.errors import (
+    GatewayError,
+    Overloaded,
+    RateLimited,
+    RequestTimeout,
+    ShuttingDown,
+)
 from schemas.ir import Embed, Generate, Request
 from schemas.origin import Relay
 
 MODEL_HEADER = "x-gateway-model-name"
 """Names the endpoint for requests that name no model: the header of Kubernetes' Gateway API Inference Extension."""
 
-TIMEOUT_HEADER = "x-request-timeout"
-"""Seconds that a client waits for the beginning of its answer: what it no longer waits for is not begun."""
 CONSOLE_HEADER = "x-interlingua-console"
 """Marks requests of the console, which are trials: they count in no experiment, and no shadow gets copies."""
 _LARGE = 1 << 20
@@ -58,6 +69,8 @@ class RequestHandler:
 
     __slots__ = (
         "_account",
+        "_destinations",
+        "_is_detached",
         "_name",
         "_observer",
         "_operation",
@@ -76,10 +89,22 @@ class RequestHandler:
         self._parameters = parameters
         self._scope = scope
         self._owner: str | None = None
+        self._destinations: tuple[str, ...] = ()
         self._name: Name | None = None
+        self._is_detached = False
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
         flow = cast(Flow | None, (scope.get("extensions") or {}).get(FLOW_EXTENSION, {}).get("flow"))
         self._responder = Responder(operation.codec, self._account, send, flow, head=scope["method"] == "HEAD")
+
+    @property
+    def id(self) -> str:
+        """The request's id."""
+        return self._account.request_id
+
+    @property
+    def answer_begun(self) -> bool:
+        """Whether the head of an answer was sent."""
+        return self._responder.begun
 
     async def run(self, receive: Receive) -> None:
         """Answer the request. Raises nothing but a cancellation that was not caused by the client's leaving."""
@@ -88,9 +113,13 @@ class RequestHandler:
         OBSERVER.set(self._observer)
         try:
             planned = await self._plan(receive)
-            # A cached answer is sent at once: a watch over the client would cost more than it.
             if planned is None:
                 return
+            request, plan = planned
+            if isinstance(request, Generate) and request.detached:
+                await self._detach(request, plan, receive)
+                return
+            # A cached answer is sent at once: a watch over the client would cost more than it.
             if await self._responder.replay(*planned):
                 if self._name is not None and self._service.decoded is not None:
                     self._service.decoded.put(self._name, planned[0])
@@ -102,14 +131,58 @@ class RequestHandler:
             self._account.end("cancelled")
             raise
         finally:
-            self._account.close()
-            self._observer.close()
-            if self._owner is not None and self._service.shares is not None:
-                self._service.shares.leave(self._owner)
-            if (exporter := self._service.exporter) is not None:
-                row = row_of(self._account, with_text=exporter.with_text)
-                if row is not None:
-                    exporter.put(row)
+            if not self._is_detached:
+                self._close()
+
+    def _close(self) -> None:
+        """Count the request. Nothing more happens to it."""
+        self._account.close()
+        self._observer.close()
+        if self._owner is not None and self._service.shares is not None:
+            self._service.shares.leave(self._owner)
+        if (exporter := self._service.exporter) is not None:
+            row = row_of(self._account, with_text=exporter.with_text)
+            if row is not None:
+                exporter.put(row)
+
+    async def _detach(self, request: Generate, plan: Plan, receive: Receive) -> None:
+        """Have a task of its own make the answer, and send the client its state, or the events while they come."""
+        service, responder, stores = self._service, self._responder, self._responder.stores
+        codec, asked = responder.codec, replace(request, stream=True)
+        encoder = codec.encoder(asked)
+        assert isinstance(encoder, DetachableEncoder)
+        assert isinstance(codec, ObjectCodec)
+        assert stores is not None
+        try:
+            opening = encoder.open()
+            run = await begin_run(opening, stores, streams=request.stream)
+        except Exception as error:  # the store fails, or there is none
+            await responder.refuse(error)
+            return
+        self._is_detached = True
+        detached = DetachedResponder(codec, self._account, encoder, run, stores)
+        service.running += 1  # for as long as it is made, whether or not the client stays
+        service.runs.start(run, self._make_detached(detached, run, asked, plan))
+        if not request.stream:
+            await responder.acknowledge(opening.reply)
+            return
+        follow = Follow(run.id, 0, encoder.media_type, encoder.headers)
+        events = events_of(follow, stores, service.runs, codec)
+        with suppress(GatewayError):  # too late for a status: the server cuts the connection
+            await cancel_on_disconnect(receive, responder.pass_on(follow, events))
+
+    async def _make_detached(self, responder: DetachedResponder, run: Run, request: Generate, plan: Plan) -> None:
+        try:
+            await responder.answer(request, plan)
+        except asyncio.CancelledError:
+            self._account.end("cancelled")
+            # At the server's end; what a client has cancelled is not this worker's any more.
+            if self._service.draining and not run.claimed:
+                await responder.refuse(ShuttingDown("The server is shutting down."))
+            raise
+        finally:
+            self._service.running -= 1
+            self._close()
 
     async def _plan(self, receive: Receive) -> tuple[Request, Plan] | None:
         """What to answer and where; None if the request has its answer, or its client has left."""
@@ -123,10 +196,14 @@ class RequestHandler:
                 self._choose(self._operation.for_body(body))
             if self._operation.route.kind == "describe":
                 account.stage = "describe"
-                await self._describe(call, body)
+                await fetching(partial(self._describe, call, body))
+                return None
+            if self._operation.route.kind == "object":
+                account.stage = "describe"
+                await self._use_objects(call, body, receive)
                 return None
             account.stage = "decode"
-            request = await self._decode(call, body)
+            request = await fetching(partial(self._decode, call, body))
             # The answer describes what is deployed after the change.
             if isinstance(request, Change):
                 account.stage, account.ignored = "manage", request.unknown
@@ -136,8 +213,8 @@ class RequestHandler:
             if isinstance(request, Reply):
                 await responder.reply(request)
                 return None
-            if self._owner is not None and isinstance(request, Generate | Embed | Relay):
-                request = replace(request, flow=self._owner)
+            if (self._owner is not None or self._destinations) and isinstance(request, Generate | Embed | Relay):
+                request = replace(request, flow=self._owner or "", destinations=self._destinations)
             return request, await self._route(request, call)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             if isinstance(error, RateLimited):
@@ -193,15 +270,16 @@ class RequestHandler:
         elif service.keys.required and not route.open:
             self._account.key = service.keys.check(headers)
         # Before the body, too: under overload a refusal must cost little.
-        if route.kind != "describe":
+        if route.kind not in ("describe", "object"):
             self._admit(headers)
         body = await read_body(receive, headers, service.limits, form=route.form)
         if body is None:
             return None
         # After the body, which may take a minute: the request gets what is deployed now, not what was at its beginning.
         service.refresh()
-        if route.stores and service.responses is not None:
-            self._responder.responses = service.responses.of(given_key(headers))
+        if route.stores or route.keeps:
+            self._responder.stores = service.stores.of(given_key(headers))
+        stores = self._responder.stores
         query = self._scope.get("query_string", b"")
         catalog = self._shown(service.catalog)
         if default := headers.get(MODEL_HEADER) or self._operation.endpoint:
@@ -211,8 +289,10 @@ class RequestHandler:
             catalog,
             self._parameters,
             headers,
-            dict(parse_qsl(query.decode("latin-1"))) if query else {},
-            self._responder.responses,
+            _read_query(query.decode("latin-1")) if query else {},
+            stores.responses if stores is not None and route.stores else None,
+            await self._entries(body),
+            stores is not None and stores.keeps,
         )
         return call, body
 
@@ -236,7 +316,9 @@ class RequestHandler:
             shares.enter(owner)
             self._owner = owner  # `run` has it leave
         if (given := headers.get(TIMEOUT_HEADER)) is not None:
-            self._account.time_allowed = _seconds(given)
+            self._account.time_allowed = seconds_of(given)
+        if (picker := self._service.config.server.endpoint_picker_header) is not None:
+            self._destinations = tuple(filter(None, map(str.strip, headers.get(picker, "").split(","))))
         self._account.cache_control = headers.get("cache-control", "")
 
     async def _decode(self, call: Call, body: bytes) -> Request | Change | Reply:
@@ -260,6 +342,40 @@ class RequestHandler:
             return await asyncio.to_thread(decode, route, body, call)
         return decode(route, body, call)
 
+    async def _entries(self, body: bytes) -> tuple[bytes, ...] | None:
+        """The entries of the object that a request needs; None if it needs none, or there is no such object."""
+        codec, stores = self._operation.codec, self._responder.stores
+        if stores is None or not isinstance(codec, ObjectCodec):
+            return None
+        needed = codec.needed(self._operation.route, body)
+        return await stores.entries(*needed) if needed is not None else None
+
+    async def _use_objects(self, call: Call, body: bytes, receive: Receive) -> None:
+        """Send the answer of a route that uses stored objects.
+
+        Raises:
+            schemas.errors.RequestError: the request is wrong, or names an object that is not there.
+        """
+        codec, stores = self._operation.codec, self._responder.stores
+        assert isinstance(codec, ObjectCodec)
+        assert stores is not None
+        answer = await stores.carry_out(codec.steps(self._operation.route, call, body))
+        if isinstance(answer, Reply):
+            await self._responder.reply(answer)
+            return
+        self._account.stage = "stream"
+        events = events_of(answer, stores, self._service.runs, codec)
+        await cancel_on_disconnect(receive, self._pass_on(answer, events))
+
+    async def _pass_on(self, follow: Follow, events: AsyncIterator[bytes]) -> None:
+        try:
+            await self._responder.pass_on(follow, events)
+        except GatewayError as error:  # too late for a status: the server cuts the connection
+            self._account.message = error.message
+            self._account.end(error.kind)
+        else:
+            self._account.end("ok")
+
     async def _describe(self, call: Call, body: bytes) -> None:
         """Send the answer of a route that runs nothing, from the catalog as it is now.
 
@@ -273,39 +389,9 @@ class RequestHandler:
         await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
 
 
-def _seconds(given: str) -> float:
-    """The value of `TIMEOUT_HEADER`.
-
-    Raises:
-        schemas.errors.InvalidRequest: it is no number above 0.
-    """
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < inf:
-        raise InvalidRequest(f"The header '{TIMEOUT_HEADER}' must be a number of seconds above 0.")
-    return seconds
-
-
-def decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers as text, by name.
-
-    All are decoded in one go, since they are many and short: joined by NUL, which no header holds.
-
-    Raises:
-        schemas.errors.InvalidRequest: a key is given twice; a proxy in front may have looked at the other one.
-    """
-    # RFC 9110, section 5.5: NUL is not allowed in a field value; the HTTP parser rejects it. Latin-1 maps every byte to
-    # one character, so no header makes this fail.
-    joined = b"\0".join(chain.from_iterable(raw))
-    parts = joined.decode("latin-1").split("\0")
-    if not joined:
-        return {}
-    headers = dict(zip(parts[::2], parts[1::2], strict=True))
-    if 2 * len(headers) != len(parts):  # one occurs twice, which is rare
-        names = parts[::2]
-        for name in KEY_HEADERS:
-            if names.count(name) > 1:
-                raise InvalidRequest(f"The header '{name}' is given more than once.")
-    return headers
+def _read_query(query: str) -> dict[str, str]:
+    """The parameters of a query; of a list (`include[]=a&include[]=b`) the values with commas between them."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query):
+        found[name] = f"{found[name]},{value}" if name.endswith("[]") and name in found else value
+    return found

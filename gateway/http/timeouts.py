@@ -1,15 +1,37 @@
-"""Answers that end at a time-out instead of failing: Databricks' `error_behavior: "truncate"`."""
+"""Time-outs that clients ask for: of an answer's begin, and of answers that end at one instead of failing.
+
+The latter are Databricks' `error_behavior: "truncate"`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from math import inf
 
 import structlog
 
-from schemas.errors import BackendTimeout
+from schemas.errors import BackendTimeout, InvalidRequest
 from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, Usage
 
 log = structlog.get_logger()
+
+TIMEOUT_HEADER = "x-request-timeout"
+"""Seconds that a client waits for the beginning of its answer: what it no longer waits for is not begun."""
+
+
+def seconds_of(given: str) -> float:
+    """The value of `TIMEOUT_HEADER`.
+
+    Raises:
+        schemas.errors.InvalidRequest: it is no number above 0.
+    """
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < inf:
+        raise InvalidRequest(f"The header '{TIMEOUT_HEADER}' must be a number of seconds above 0.")
+    return seconds
 
 
 async def until_timeout(events: AsyncGenerator[Events, None], request: Generate) -> AsyncGenerator[Events, None]:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from backends.native.tools.families.table import BY_NAME
-
 
 class Answer(NamedTuple):
     """What a flag with its value comes to.
@@ -90,6 +88,9 @@ def _parser(option: str) -> Callable[[Any], Answer]:
     """A parser of vLLM's by the name of a family here; of others, the chat template tells the form."""
 
     def answer(value: Any) -> Answer:
+        # Imported where a parser is named: it takes 0.04 s, which `gateway serve` would wait for at each start.
+        from backends.native.tools.families.table import BY_NAME
+
         name = _PARSERS.get(value, value)
         known = BY_NAME.get(name)
         if known is not None and (option == "tool_format" or known.reasoning is not None):
@@ -119,8 +120,10 @@ def _lora_modules(values: Any) -> Answer:
     return Answer({"lora_adapters": adapters})
 
 
-_PARALLEL = _only(
-    ("1",), "a native model runs on one device: let vLLM run it, and serve that with `gateway serve --backend URL`"
+_PIPELINE = _only(
+    ("1",),
+    "layers of a native model are not spread over devices: --tensor-parallel-size splits each layer instead; or let "
+    "vLLM run it, and serve that with `gateway serve --backend URL`",
 )
 _NOTHING: Callable[[Any], Answer] = lambda _: Answer()  # noqa: E731 - a row of the table
 _FOLDER = "what the model's folder says counts: config.json, the tokenizer, chat_template.jinja"
@@ -157,8 +160,10 @@ FLAGS: Mapping[str, Flag] = {
     "enable-prefix-caching": Flag(_sets("prefix_caching", bool), "nothing"),
     "no-enable-prefix-caching": Flag(lambda _: Answer({"prefix_caching": False}), "nothing"),
     "speculative-config": Flag(_notes("drafts come from the text itself: pass --speculation")),
-    "tensor-parallel-size": Flag(_PARALLEL, short="-tp"),
-    "pipeline-parallel-size": Flag(_PARALLEL, short="-pp"),
+    "tensor-parallel-size": Flag(
+        _sets("tensor_parallel", int), short="-tp", help="Devices that share the model.  [default: 1]"
+    ),
+    "pipeline-parallel-size": Flag(_PIPELINE, short="-pp"),
     "data-parallel-size": Flag(
         _sets("replicas", int), short="-dp", help="Engines of the model, each with a device of its own.  [default: 1]"
     ),
@@ -166,7 +171,7 @@ FLAGS: Mapping[str, Flag] = {
     "num-gpu-blocks-override": Flag(_notes(_MEMORY)),
     "swap-space": Flag(_notes(_MEMORY)),
     "cpu-offload-gb": Flag(_refuses("a model has to fit into the memory of its device: try --dtype int8")),
-    "kv-cache-dtype": Flag(_only(("auto",), "the KV cache has the model's dtype")),
+    "kv-cache-dtype": Flag(_only(("auto",), 'the KV cache has the model\'s dtype, or `kv_cache_dtype = "int8"`')),
     "quantization": Flag(_notes("the model's folder says how it is quantized; `--dtype int8` quantizes"), short="-q"),
     "load-format": Flag(_only(("auto", "safetensors", "gguf"), "models are safetensors or GGUF")),
     "trust-remote-code": Flag(_refuses("code that comes with a model is never run: leave it out"), "nothing"),

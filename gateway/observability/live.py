@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,23 +17,26 @@ from backends.base import Backend, EngineState, Health, RunsEngine
 from gateway.observability.metrics import SECONDS, TOKEN_SECONDS, Metrics
 from gateway.observability.series_file import Labels, Totals
 
+BackendOf = Callable[[], Mapping[tuple[str, ...], str]]
 INTERVAL = 3.0
 """Seconds between two points."""
 _KEPT = int(900 / INTERVAL)
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What an arm, an endpoint or all of them did in the time of a point. Null: nothing to say it by.
+    """What an arm, an endpoint, a backend or all of them did in the time of a point. Null: nothing to say it by.
 
     Attributes:
         requests: a second.
         errors: a second.
+        kinds: errors a second, by kind.
         tokens: generated, a second.
         first_token, between_tokens: seconds; medians and 95th percentiles.
     """
 
     requests: float
     errors: float
+    kinds: dict[str, float]
     tokens: float
     first_token: tuple[float, float] | None
     between_tokens: tuple[float, float] | None
@@ -66,7 +70,8 @@ class LivePoint(msgspec.Struct, frozen=True):
         time: Unix time in seconds.
         running: requests of all workers.
         series: by endpoint, or endpoint and arm joined by ":"; "" is all.
-        errors: a second, by kind.
+        by_backend: by the backend's name, of all arms that it answers for.
+        errors: a second, by kind, also of requests that reached no arm.
         engines: by backend.
         backends: by name.
     """
@@ -74,9 +79,36 @@ class LivePoint(msgspec.Struct, frozen=True):
     time: float
     running: int
     series: dict[str, Figures]
+    by_backend: dict[str, Figures]
     errors: dict[str, float]
     engines: dict[str, EngineFigures]
     backends: dict[str, BackendState]
+
+
+class _Counted(NamedTuple):
+    """What was counted in the `past` seconds of a point, by the labels of each metric: endpoint and arm come first."""
+
+    past: float
+    outcomes: Mapping[Labels, Sequence[float]]
+    tokens: Mapping[Labels, Sequence[float]]
+    first_token: Mapping[Labels, Sequence[float]]
+    between_tokens: Mapping[Labels, Sequence[float]]
+
+    def of(self, arms: Iterable[tuple[str, ...]]) -> Figures:
+        """The figures of these arms together."""
+        chosen = frozenset(arms)
+        kinds: dict[str, float] = {}
+        for labels, (count, *_) in self.outcomes.items():
+            if labels[:2] in chosen and labels[2] != "ok":
+                kinds[labels[2]] = kinds.get(labels[2], 0.0) + count / self.past
+        return Figures(
+            sum(_of(self.outcomes, chosen)[:1]) / self.past,
+            sum(kinds.values()),
+            kinds,
+            sum(_of(self.tokens, chosen)[:1]) / self.past,
+            _quantiles(_of(self.first_token, chosen), SECONDS),
+            _quantiles(_of(self.between_tokens, chosen), TOKEN_SECONDS),
+        )
 
 
 class LiveFigures:
@@ -96,48 +128,62 @@ class LiveFigures:
         self.number = 0
         self.points: deque[LivePoint] = deque(maxlen=_KEPT)
 
-    def look(self, health: Mapping[str, Health]) -> None:
-        """Add a point if it is time."""
+    def look(self, health: Mapping[str, Health], backend_of: BackendOf) -> None:
+        """Add a point if it is time.
+
+        Args:
+            health: by backend.
+            backend_of: returns the backend of each arm, by endpoint and arm.
+        """
         now = time.time()
         past = now - self._looked
         if past < INTERVAL:
             return
         totals = self._metrics.totals()
         if self._looked:
-            self.points.append(self._point(now, past, totals, health))
+            self.points.append(self._point(now, past, totals, health, backend_of()))
             self.number += 1
         else:
             self._engines()
         self._looked, self._before = now, totals
 
-    def _point(self, now: float, past: float, totals: Totals, health: Mapping[str, Health]) -> LivePoint:
-        outcomes = self._counted(totals, "gw_served_requests")
-        tokens = self._counted(totals, "vllm:generation_tokens")
-        first = self._counted(totals, "vllm:time_to_first_token_seconds")
-        between = self._counted(totals, "vllm:inter_token_latency_seconds")
-        groups: dict[str, list[tuple[str, str]]] = {"": []}
-        for endpoint, arm in sorted({(labels[0], labels[1]) for labels in (*outcomes, *tokens)}):
+    def _point(
+        self,
+        now: float,
+        past: float,
+        totals: Totals,
+        health: Mapping[str, Health],
+        backend_of: Mapping[tuple[str, ...], str],
+    ) -> LivePoint:
+        counted = _Counted(
+            past,
+            self._counted(totals, "gw_served_requests"),
+            self._counted(totals, "vllm:generation_tokens"),
+            self._counted(totals, "vllm:time_to_first_token_seconds"),
+            self._counted(totals, "vllm:inter_token_latency_seconds"),
+        )
+        groups: dict[str, list[tuple[str, ...]]] = {"": []}
+        by_backend: dict[str, list[tuple[str, ...]]] = {}
+        for endpoint, arm in sorted({(labels[0], labels[1]) for labels in (*counted.outcomes, *counted.tokens)}):
             for name in ("", endpoint, f"{endpoint}:{arm}"):
                 groups.setdefault(name, []).append((endpoint, arm))
-        series = {}
-        for name, arms in groups.items():
-            chosen = frozenset(arms)
-            done = sum(_of(outcomes, chosen)[:1])
-            good = sum(value[0] for labels, value in outcomes.items() if labels[:2] in chosen and labels[2] == "ok")
-            series[name] = Figures(
-                done / past,
-                (done - good) / past,
-                sum(_of(tokens, chosen)[:1]) / past,
-                _quantiles(_of(first, chosen), SECONDS),
-                _quantiles(_of(between, chosen), TOKEN_SECONDS),
-            )
+            if (backend := backend_of.get((endpoint, arm))) is not None:
+                by_backend.setdefault(backend, []).append((endpoint, arm))
         errors: dict[str, float] = {}
         for labels, (count, *_) in self._counted(totals, "gw_requests").items():
             if labels[2] != "ok":
                 errors[labels[2]] = errors.get(labels[2], 0.0) + count / past
         gauges = self._metrics.totals(living=True)
         running = int(sum(values[0] for values in gauges.get("gw_requests_running", {}).values()))
-        return LivePoint(now, max(0, running), series, errors, self._engines(), self._states(totals, health))
+        return LivePoint(
+            now,
+            max(0, running),
+            {name: counted.of(arms) for name, arms in groups.items()},
+            {name: counted.of(arms) for name, arms in by_backend.items()},
+            errors,
+            self._engines(),
+            self._states(totals, health),
+        )
 
     def _counted(self, totals: Totals, name: str) -> dict[Labels, list[float]]:
         """What was counted of a metric since the point before, where anything was."""

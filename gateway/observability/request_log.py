@@ -110,29 +110,30 @@ class RequestLog:
         self._number = number
         _COUNT.pack_into(self._cells, 0, number)
 
-    def since(self, position: Mapping[str, int]) -> tuple[list[bytes], dict[str, int]]:
+    def since(self, position: Mapping[str, int], most: int = _SLOTS) -> tuple[list[bytes], dict[str, int]]:
         """The entries after a position as JSON, those of each worker in order, and the position after them.
 
         Args:
             position: what an earlier call has returned; {}: all entries that are kept.
+            most: entries of a worker that are read: the last ones.
         """
         found: list[bytes] = []
         if self._folder is None:
-            return found, {"": _read(self._cells.__getitem__, position.get("", 0), found)}
+            return found, {"": _read(self._cells.__getitem__, position.get("", 0), most, found)}
         reached = {}
         for path in sorted(self._folder.glob("*.requests")):
             with path.open("rb", buffering=0) as file:
                 # Only the slots that are new: a look that finds nothing reads eight bytes.
                 read = partial(_part, file.fileno())
-                reached[path.name] = _read(read, position.get(path.name, 0), found)
+                reached[path.name] = _read(read, position.get(path.name, 0), most, found)
         return found, reached
 
 
-def _read(part: Callable[[slice], bytes], known: int, found: list[bytes]) -> int:
-    """Append the entries after the number `known` to `found`; returns the number of the last one."""
+def _read(part: Callable[[slice], bytes], known: int, most: int, found: list[bytes]) -> int:
+    """Append the last `most` entries after the number `known` to `found`; returns the number of the last one."""
     last: int
     (last,) = _COUNT.unpack(part(slice(0, _COUNT.size)))
-    for number in range(max(known, last - _SLOTS) + 1, last + 1):
+    for number in range(max(known, last - min(most, _SLOTS)) + 1, last + 1):
         at = _COUNT.size + (number % _SLOTS) * _SIZE
         slot = part(slice(at, at + _SIZE))
         written, length = _HEAD.unpack_from(slot)

@@ -32,6 +32,9 @@ _CHUNKED_STEP = 32 * 1024
 """Bytes of a chunked body that are parsed in one turn of the event loop: each of its chunks may have one byte."""
 _MOST_BETWEEN_DATA = 16 * 1024
 """Bytes of chunk extensions or trailers that may come without data."""
+_MOST_UNSENT = 16 * 1024
+"""Bytes of an answer that may wait for the kernel to take them, before the backend is read on; asyncio's default is
+64 KiB. The kernel's own buffer keeps a client supplied: these bytes only cost memory where a client reads slowly."""
 LINGER = 2.0
 """Seconds for which a connection lingers, and for which the rest of a body may come that nobody asked for."""
 _ALWAYS_ANSWERED = (b"/health", b"/health/ready", b"/ping")
@@ -66,6 +69,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Wrap the transport."""
+        transport.set_write_buffer_limits(high=_MOST_UNSENT)
         wrapped = ClientTransport(transport, self.loop, self._has_unread, self._read_again)
         super().connection_made(cast(asyncio.Transport, wrapped))
         self.flow = _ReadGate(cast(asyncio.Transport, self.transport))
@@ -310,7 +314,10 @@ class _ReadGate(FlowControl):
 
     Attributes:
         held: whether it is.
+        gathers: as of `gateway.http.answering.Flow`.
     """
+
+    gathers = False
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)

@@ -20,25 +20,36 @@ _BACKLOG = 2048  # uvicorn's default
 
 
 def addresses(config: Config) -> list[tuple[str, int]]:
-    """The host and port of each socket that a configuration asks for."""
+    """The host and port of each socket that a configuration asks for; that for gRPC is the last."""
     server = config.server
-    return [(server.host, server.port), *((each.host or server.host, each.port) for each in server.listeners)]
+    found = [(server.host, server.port), *((each.host or server.host, each.port) for each in server.listeners)]
+    if server.grpc is not None:
+        found.append((server.grpc.host or server.host, server.grpc.port))
+    return found
 
 
 def listen(config: Config) -> list[socket.socket]:
     """The sockets of a configuration: those that this process was started with, else new ones.
 
+    The one for gRPC only keeps the port: workers listen on it by themselves (`gateway.grpc.server`), which is why
+    systemd has none to hand over.
+
     Raises:
         ConfigError: an address cannot be listened on, or the process was started with sockets for other addresses.
     """
-    wanted = addresses(config)
+    all_wanted = addresses(config)
+    wanted = all_wanted if config.server.grpc is None else all_wanted[:-1]
     found = handed_over(os.environ)
     if found:
-        if len(found) != len(wanted) or not all(map(_is_for, found, wanted)):
+        listening, reserved = found[: len(wanted)], found[len(wanted) :]
+        fits = len(listening) == len(wanted) and all(map(_is_for, listening, wanted))
+        if not fits or (reserved and not (len(found) == len(all_wanted) and _has(reserved[0], all_wanted[-1]))):
             bound = ", ".join(":".join(map(str, each.getsockname()[:2])) for each in found)
             raise ConfigError(f"the process was started with sockets for {bound}: the configuration names other ones")
     else:
         found = _open(wanted)
+    if len(found) < len(all_wanted):
+        found.append(_reserved(*all_wanted[-1]))
     for listener in found:
         # Accepted connections inherit it. Without it the kernel keeps up to 4 MB (tcp(7), tcp_wmem) of an answer that
         # its reader does not take; what is on its way to a reader that does is not bounded by it.
@@ -60,8 +71,10 @@ def handed_over(environment: MutableMapping[str, str]) -> list[socket.socket]:
 
 
 def _is_for(listener: socket.socket, address: tuple[str, int]) -> bool:
-    if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return False
+    return bool(listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) and _has(listener, address)
+
+
+def _has(listener: socket.socket, address: tuple[str, int]) -> bool:
     host, port = address
     bound = listener.getsockname()
     # Port 0: whatever port was found free. The host must be the same: whether a key is needed depends on it.
@@ -75,16 +88,43 @@ def _is_for(listener: socket.socket, address: tuple[str, int]) -> bool:
 def _open(wanted: list[tuple[str, int]]) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     for host, port in wanted:
-        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        sockets.append(listener)
-        # A restarted server can bind while connections of its predecessor are in TIME_WAIT.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, port))
-        except OSError as error:
+            sockets.append(_bound(host, port, shared=False))
+        except ConfigError:
             for opened in sockets:
                 opened.close()
-            hint = "; --port 0 takes a free port" if error.errno == errno.EADDRINUSE else ""
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from None
-        listener.listen(_BACKLOG)
+            raise
+        sockets[-1].listen(_BACKLOG)
     return sockets
+
+
+def _reserved(host: str, port: int) -> socket.socket:
+    """A socket that keeps a port for those of workers, which share it.
+
+    Raises:
+        ConfigError: somebody else has it.
+    """
+    # First as others would: sockets that share a port, as another server's may, would divide its connections.
+    with _bound(host, port, shared=False) as probe:
+        port = int(probe.getsockname()[1])
+    return _bound(host, port, shared=True)
+
+
+def _bound(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A socket with this address; a shared one lets others have it, too.
+
+    Raises:
+        ConfigError: somebody else has it.
+    """
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    # A restarted server can bind while connections of its predecessor are in TIME_WAIT.
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        hint = "; --port 0 takes a free port" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}{hint}") from None
+    return found

@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,13 @@ class StartupMonitor:
 
     Args:
         config: what is served.
-        port: where the workers listen.
+        ports: where the workers listen, in the order of `addresses`.
     """
 
-    def __init__(self, config: Config, port: int) -> None:
+    def __init__(self, config: Config, ports: Sequence[int]) -> None:
         self._config = config
-        self._port = port
+        self._port = ports[0]
+        self._grpc_port = ports[-1] if config.server.grpc is not None else None
         self._done = False
         self._next_poll = 0.0
         self._next_notice = 0.0
@@ -130,6 +131,8 @@ class StartupMonitor:
     def _greet(self) -> None:
         keys = "a key is needed" if self._config.server.needs_key else "no key needed"
         click.echo(f"\nInterlingua {gateway.__version__} on {self._url}  ({keys})")
+        if self._grpc_port is not None:
+            click.echo(f"gRPC on port {self._grpc_port}")
         click.echo(f"Models: {', '.join(self._config.endpoints)}")
         click.echo(f"In a browser: {self._url}/ui\n")
         # Into a pipe, standard output is buffered, and the process goes on for days.
@@ -155,7 +158,7 @@ class StartupMonitor:
 
     def _curl(self, path: str, example: Mapping[str, Any], option: str = "") -> str:
         model = self._config.server.default or next(iter(self._config.endpoints), "")
-        path = path.replace("{model}", model).replace("{name}", model)
+        path = re.sub(r"{(model|name)(:path)?}", lambda _: model, path)
         # POSIX shell: a quote inside single quotes.
         body = json.dumps(example).replace("{model}", model).replace("'", "'\\''")
         # In double quotes, for the shell to put a key in.
@@ -164,7 +167,8 @@ class StartupMonitor:
 
 
 def _unverified() -> ssl.SSLContext:
-    context = ssl.create_default_context()
+    # Not the default one: to read the system's certificates takes 0.05 s.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context

@@ -108,9 +108,9 @@ class Supervisor:
         self._control: ControlSocket | None = None  # from the moment when this one serves
 
     @property
-    def port(self) -> int:
-        """The port that it listens on: the configured one, or the free one that was found for 0."""
-        return int(self._sockets[0].getsockname()[1])
+    def ports(self) -> list[int]:
+        """The ports that it listens on: the configured ones, or the free ones that were found for 0."""
+        return [int(each.getsockname()[1]) for each in self._sockets]
 
     def run(self, tend: Callable[[], bool] = lambda: True) -> int:
         """Serve until SIGTERM or SIGINT, or until `tend`, called often, returns False. Return the exit code."""
@@ -351,8 +351,7 @@ class Supervisor:
         # Its standard input ends with its parent; a worker that is stopped must run to notice.
         try:
             process = subprocess.Popen(
-                # A sixth of the time of its imports is the collector's, which `main` turns on again.
-                [sys.executable, "-c", "import gc; gc.disable(); from gateway.process.worker import main; main()"],
+                [sys.executable, "-c", "from gateway.process.imports import run; run('gateway.process.worker')"],
                 stdin=subprocess.PIPE,
                 pass_fds=(*descriptors, self._folder.lock, beats),
                 start_new_session=True,

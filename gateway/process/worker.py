@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -29,13 +29,18 @@ from uvicorn.lifespan.on import LifespanOn
 from gateway.access.certificates import LOOK_EVERY, Certificates
 from gateway.app import create_app
 from gateway.config import ServerSection
+from gateway.mounts import rpc_operations
 from gateway.observability import logging
 from gateway.process.client_connection import LINGER, ClientConnection
 from gateway.process.connections import Connections
 from gateway.process.heartbeat import beat
 from gateway.process.orders import Orders
+from gateway.registry import adapters
 from gateway.service import Service
 from schemas.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from gateway.grpc.server import GrpcServer
 
 log = structlog.get_logger()
 
@@ -98,6 +103,7 @@ class _Server(uvicorn.Server):
         serving: str | None,
         heartbeat: int | None = None,
         parent: ParentWatch | None = None,
+        grpc: GrpcServer | None = None,
     ) -> None:
         super().__init__(config)
         server: ServerSection = service.config.server
@@ -109,6 +115,7 @@ class _Server(uvicorn.Server):
         self._orphaned = False
         self._serving = serving
         self._heartbeat = heartbeat
+        self._grpc = grpc
         self._is_stopping = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -126,11 +133,14 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self._serving is not None:
             self.lifespan = _SettledLifespan(self.config, self._service)
+        self._service.runs.tasks = self.server_state.tasks  # uvicorn waits for these, as for requests
         await super().startup([])  # uvicorn would give all sockets one TLS context, and a handshake a minute
         if self.started:
             self.servers = [await self._listen(each) for each in sockets or []]
             if self._certificates is not None:
                 self._watch_certificates()
+            if self._grpc is not None:
+                await self._grpc.start(self.server_state.tasks)
         # uvicorn leaves `started` False if the lifespan says so: then the supervisor sees this process end instead.
         if self.started and self._serving is not None:
             Path(self._serving).touch()  # noqa: ASYNC240 - once, an empty file
@@ -162,6 +172,8 @@ class _Server(uvicorn.Server):
         """Accept no new connection, but answer requests on the open ones, with `connection: close`: no client is cut
         off with a request on its way.
         """
+        if self._grpc is not None:
+            self._grpc.end()
         # Order matters: `uvicorn.Server.shutdown` closes connections that have no request at that moment. A client that
         # has just sent one could see a reset, so those connections get a grace period first.
         queues = [each.dup() for each in sockets or []]
@@ -176,7 +188,9 @@ class _Server(uvicorn.Server):
         # RFC 9112, section 9.6: `close` announces that no further request is read on this connection.
         self.server_state.default_headers.append((b"connection", b"close"))
         await self._drain_connections()
-        await super().shutdown(sockets)
+        await super().shutdown(sockets)  # waits for the tasks of calls of gRPC, too
+        if self._grpc is not None:
+            await self._grpc.close()
 
     async def _accept_all(self, queue: socket.socket) -> None:
         """Accept the connections that the kernel has queued: their clients have sent requests already."""
@@ -282,8 +296,20 @@ def main() -> None:
     # `freeze` moves what the application is made of out of the collector's sight.
     gc.freeze()  # many short-lived objects are in flight: by default the collector walks them all too often
     gc.set_threshold(50_000, 20, 50)
-    gc.enable()  # the supervisor turns it off for the imports
+    gc.enable()  # off since the process began (`imports.run`)
     settings = uvicorn_config(app, orders.config.server)
-    server = _Server(settings, app.state.service, orders.serving, orders.heartbeat, parent)
     # The sockets are bound and listening: uvicorn only accepts.
-    server.run([socket.socket(fileno=fd) for fd in orders.sockets])
+    sockets = [socket.socket(fileno=fd) for fd in orders.sockets]
+    grpc = _grpc(app.state.service, sockets.pop()) if orders.config.server.grpc is not None else None
+    server = _Server(settings, app.state.service, orders.serving, orders.heartbeat, parent, grpc)
+    server.run(sockets)
+
+
+def _grpc(service: Service, reserved: socket.socket) -> GrpcServer:
+    """The server for gRPC, on the port that a socket keeps."""
+    # Only where it is configured: it needs a package that the gateway alone does not bring.
+    from gateway.grpc.server import GrpcServer
+
+    with reserved:
+        port = int(reserved.getsockname()[1])
+    return GrpcServer(service, rpc_operations(adapters(), service.config), port)

@@ -9,13 +9,14 @@ forgets all.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from hashlib import blake2b
 from time import monotonic
 from typing import Protocol
 
 import msgspec
 
-from gateway.config import Cache
+from gateway.config import Cache, Endpoint, ServedEntity
 from schemas.ir import Embed, FinishReason, Generate, Request, Usage
 
 _OVERHEAD = 1024
@@ -45,6 +46,14 @@ class AnswerStore(Protocol):
     async def put(self, name: bytes, answer: CachedAnswer) -> None:
         """Keep an answer."""
         ...
+
+
+StoreOf = Callable[[str, Endpoint, ServedEntity], AnswerStore | None]
+"""Where the answers of a served entity of an endpoint, by its name, are kept; None: in the memory of this worker."""
+
+
+def in_memory(_name: str, _endpoint: Endpoint, _entity: ServedEntity) -> None:
+    """Where answers are kept without a state server; see `StoreOf`."""
 
 
 class AnswerCache:

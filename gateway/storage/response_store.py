@@ -20,7 +20,7 @@ from gateway.storage.database import connect, is_busy, transaction
 log = structlog.get_logger()
 
 # Without it, one huge response would push out those of all other clients.
-_LARGEST_SHARE = 16  # one response may take this part of the limit
+LARGEST_SHARE = 16  # one response may take this part of the limit
 _ROW_OVERHEAD = 256  # bytes that a row takes beside its data, roughly
 _LOCK_TIMEOUT = 5.0  # seconds
 # `used` is a logical clock: the largest is the latest use. UNIQUE gives it an index, so that the oldest row and the
@@ -81,7 +81,7 @@ class ResponseStore:
         Raises:
             OSError, sqlite3.Error: it cannot be written.
         """
-        if len(data) + _ROW_OVERHEAD > self._limit // _LARGEST_SHARE:
+        if len(data) + _ROW_OVERHEAD > self._limit // LARGEST_SHARE:
             return False
         try:
             # The usual case stays on the event loop: a write takes less time than handing it to a thread.
@@ -157,23 +157,34 @@ class KeyResponses:
 
     def get(self, id: str) -> bytes | None:
         """Return the response with this id; None if there is none any more."""
-        return self._store.get(self._name(id))
+        return self._store.get(name_of(self._key, id))
 
     def delete(self, id: str) -> bool:
         """Delete a response; return whether there was one."""
-        return self._store.delete(self._name(id))
+        return self._store.delete(name_of(self._key, id))
+
+    async def load(self, id: str) -> bytes | None:
+        """`get`, for callers that can wait, as a store of several gateways needs."""
+        return self.get(id)
+
+    async def drop(self, id: str) -> bool:
+        """`delete`, likewise."""
+        return self.delete(id)
 
     async def keep(self, record: Record) -> None:
         """Store a response. One that is too large or cannot be written is logged: the answer itself is still sent."""
+        assert record.data is not None
         try:
-            if not await self._store.put(self._name(record.id), record.data):
+            if not await self._store.put(name_of(self._key, record.id), record.data):
                 log.warning("response.too_large", id=record.id, bytes=len(record.data))
         except (OSError, sqlite3.Error) as error:
             log.error("response.not_stored", id=record.id, error=str(error))
 
-    def _name(self, id: str) -> bytes:
-        # NUL separates: it occurs in no header, so no key and id can be confused with another pair.
-        return hashlib.blake2b(f"{self._key}\0{id}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+def name_of(key: str, id: str) -> bytes:
+    """The name of a response: a digest of the API key and the id."""
+    # NUL separates: it occurs in no header, so no key and id can be confused with another pair.
+    return hashlib.blake2b(f"{key}\0{id}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def _delete(connection: sqlite3.Connection, name: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The one door to usage: keeps the records of a worker's requests, and has them collected."""
+"""The only entry to usage: keeps the records of a worker's requests, and has them collected."""
 
 from __future__ import annotations
 

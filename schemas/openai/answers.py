@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from schemas.openai.extra_content import ExtraContent
 from schemas.openai.requests import FunctionCall, ToolCall
 
 
@@ -144,12 +145,13 @@ class FunctionDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of a tool call. Only the first piece has `id` and `type`."""
+    """A piece of a tool call. Only the first piece has `id` and `type`, and `extra_content`, as in `ToolCall`."""
 
     index: int
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
     function: FunctionDelta
+    extra_content: ExtraContent | UnsetType = UNSET
 
 
 class MessageDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +201,10 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """One served model. `root` is the model that an alias stands for, `parent` the base model of a LoRA adapter."""
+    """One served model. `root` is the model that an alias stands for, `parent` the base model of a LoRA adapter.
+
+    `max_model_len`, vLLM's, is the context length in tokens, where it is known.
+    """
 
     id: str
     object: str = "model"
@@ -207,6 +212,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str
     root: str | UnsetType = UNSET
     parent: str | UnsetType = UNSET
+    max_model_len: int | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

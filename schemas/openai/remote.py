@@ -59,6 +59,8 @@ class RemoteToolCall(msgspec.Struct, frozen=True):
     index: Annotated[int, msgspec.Meta(ge=0, lt=1024)] | None = None
     id: str | None = None
     function: RemoteFunction | None = None
+    # Google's; of any type, since other servers may have other uses for the name.
+    extra_content: Any = None
 
 
 class RemoteMessage(msgspec.Struct, frozen=True):
@@ -69,6 +71,7 @@ class RemoteMessage(msgspec.Struct, frozen=True):
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: tuple[RemoteToolCall, ...] | None = None
+    extra_content: Any = None
 
 
 class RemoteChoice(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from schemas.openai.extra_content import ExtraContent
+
 
 class ImageUrl(msgspec.Struct, frozen=True):
     """The URL of an image: http(s) or `data:`."""
@@ -46,11 +48,12 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call, in a conversation or in an answer."""
+    """A tool call, in a conversation or in an answer. `extra_content` is Google's, for the signature of a thought."""
 
     id: str
     type: str = "function"
     function: FunctionCall
+    extra_content: ExtraContent | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ChatMessage(msgspec.Struct, frozen=True):

@@ -125,6 +125,28 @@ STREAMS: dict[str, Recorded] = {
         text="5",
         reasoning="Let me.",
     ),
+    "Google, thoughts in tags and a signed call": Recorded(
+        "openai",
+        [
+            _chunk({"role": "assistant", "content": "<thought>Let ", "extra_content": {"google": {"thought": True}}}),
+            _chunk({"content": "me.", "extra_content": {"google": {"thought": True}}}),
+            _chunk({"content": "</thought>5"}),
+            _chunk(
+                _call(
+                    0,
+                    id="call_1",
+                    type="function",
+                    function={"name": "f", "arguments": '{"a":1}'},
+                    extra_content={"google": {"thought_signature": "c2ln"}},
+                )
+            ),
+            _chunk({"content": None}, "tool_calls", usage=_usage()),
+        ],
+        text="5",
+        reasoning="Let me.",
+        calls=(("f", '{"a":1}'),),
+        finish=FinishReason.TOOL_CALL,
+    ),
     "Mistral, thinking in a list": Recorded(
         "openai",
         [

@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters.dialect import Bound, Group, option_names, with_options
+from adapters.dialect import Bound, Group, option_names, row_for, with_options
+from adapters.triton.grpc.failures import STATUSES
+from schemas import errors
 
 DIALECTS = [
     pytest.param(dialect, id=name)
@@ -79,3 +81,32 @@ def _values(struct: msgspec.Struct) -> dict[str, Any]:
         value = getattr(struct, name)
         values |= _values(value) if isinstance(value, Group) else {name: msgspec.to_builtins(value)}
     return values
+
+
+class QuotaUsedUp(errors.RateLimited):
+    """What a newcomer adds: no table has a row for its kind."""
+
+    kind = "quota_used_up"
+
+
+def tables(dialect: Any) -> list[dict[str, Any]]:
+    """The tables of a dialect by `GatewayError.kind`."""
+    return [table for name in ("failures", "statuses") if (table := getattr(dialect.wording, name, None)) is not None]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_dialect_has_a_row_for_every_kind_of_error(dialect: Any) -> None:
+    [table] = tables(dialect)
+    assert set(table) == set(errors.KINDS)
+
+
+def test_a_call_over_grpc_has_a_status_for_every_kind_of_error() -> None:
+    assert set(STATUSES) == set(errors.KINDS)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_an_error_without_a_row_of_its_own_is_answered_like_its_parent(dialect: Any) -> None:
+    [table] = tables(dialect)
+    assert row_for(table, QuotaUsedUp("No.")) is table["rate_limited"]
+    assert row_for(table | {"quota_used_up": "a row"}, QuotaUsedUp("No.")) == "a row"
+    assert row_for({"internal": "the root"}, QuotaUsedUp("No.")) == "the root"

@@ -85,7 +85,9 @@ def test_every_client_gets_it(name: str, client: str) -> None:
         events = decoded(recorded, given, tuple(range(1, len(recorded.data()))))
         written = list(frames(b"".join(encoder.feed((event,)) for event in events)))
         if same and given is request:
+            # All there is, in the provider's own form.
             assert written == recorded.events
+            continue
         said = heard(written)
         assert (said.text, said.reasoning) == (recorded.text, recorded.reasoning)
         assert said.calls == tuple((name, json.loads(arguments)) for name, arguments in recorded.calls)

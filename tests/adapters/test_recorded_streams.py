@@ -8,14 +8,16 @@ from itertools import pairwise
 
 import pytest
 
-from adapters import anthropic, openai, tgi
+from adapters import anthropic, gemini, ollama, openai, tgi
 from adapters.fold import Completion, fold
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, Events, FinishReason, Generate, Message, TextPrompt
 from tests.recordings.reading import frames, heard
-from tests.recordings.streams import ALL, WHOLE, choices, protocol
+from tests.recordings.streams import ALL, RAW, WHOLE, choices, protocol
 
-ADAPTERS = {"anthropic": anthropic.ADAPTER, "openai": openai.ADAPTER, "tgi": tgi.ADAPTER}
+ADAPTERS = {
+    each.name: each for each in (anthropic.ADAPTER, gemini.ADAPTER, ollama.ADAPTER, openai.ADAPTER, tgi.ADAPTER)
+}
 ENDS = {
     "stop": {FinishReason.EOS, FinishReason.STOP_STRING, FinishReason.STOP_TOKEN},
     "length": {FinishReason.LENGTH},
@@ -26,7 +28,7 @@ SMALL = 2_500  # bytes up to which each cut is tried by itself
 
 def decoded(name: str, cuts: tuple[int, ...]) -> Events:
     adapter = ADAPTERS[protocol(name)]
-    prompt = TextPrompt("Hi") if protocol(name) == "tgi" else ChatPrompt((Message("user", "Hi"),))
+    prompt = TextPrompt("Hi") if name in RAW else ChatPrompt((Message("user", "Hi"),))
     request = Generate(id="r", model="m", prompts=(prompt,), stream=True, n=choices(name))
     reader, data = adapter.client(adapter.dialects[protocol(name)]).decoder(request), ALL[name]
     events: Events = ()

@@ -19,6 +19,7 @@ from adapters.dialect import with_options
 from adapters.unknown_fields import IGNORED, find_unknown, ignored_header
 from schemas.catalog import Catalog, ModelCard
 from schemas.errors import RequestError
+from schemas.openai.batches import FileUpload
 from schemas.origin import Relay
 
 ADAPTERS: dict[str, Adapter] = {point.name: point.load() for point in entry_points(group="gateway.adapters")}
@@ -27,7 +28,8 @@ IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
 VIDEO_URL = "data:video/jpeg;base64,AAAA,AAAA"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 FUNCTION = {"type": "function", "function": {"name": "f", "description": "d", "parameters": SCHEMA}}
-CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+EXTRA = {"google": {"thought_signature": "c2ln"}}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "extra_content": EXTRA}
 CHAT = {
     "model": "m",
     "messages": [
@@ -49,17 +51,21 @@ CHAT = {
         "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
     },
     "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
-    "structured_outputs": {"whitespace_pattern": " "},
+    "structured_outputs": {"disable_fallback": True},
 }
 COMPLETION = {"model": "m", "prompt": "x", "stream": True, "stream_options": {"include_usage": True}}
-COMPLETION |= {"response_format": CHAT["response_format"], "structured_outputs": {"whitespace_pattern": " "}}
+COMPLETION |= {"response_format": CHAT["response_format"], "structured_outputs": {"disable_fallback": True}}
 RESPONSE = {
     "model": "m",
-    "input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}],
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "extra_content": EXTRA},
+    ],
     "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}],
     "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
     "text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}},
     "reasoning": {"effort": "low"},
+    "conversation": {"id": "conv_1"},
 }
 EMBEDDING = {"model": "m", "input": "x"}
 MESSAGES = {
@@ -71,7 +77,8 @@ MESSAGES = {
             "content": [
                 {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}}
             ],
-        }
+        },
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "extra_content": EXTRA}]},
     ],
     "tools": [{"name": "f", "input_schema": SCHEMA}],
     "tool_choice": {"type": "auto"},
@@ -96,6 +103,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "RerankRequest": {"model": "m", "query": "x", "documents": ["y", {"text": "z"}]},
     "ScoreRequest": {"model": "m", "text_1": "x", "text_2": ["y"]},
     "ClassifyRequest": {"model": "m", "input": "x"},
+    "RankTexts": {"model": "m", "query": "x", "texts": ["y"]},
+    "Predict": {"model": "m", "inputs": "x"},
     "MessagesRequest": MESSAGES,
     "CountRequest": {name: value for name, value in MESSAGES.items() if name not in ("max_tokens", "metadata")},
     "GenerateRequest": TGI,
@@ -129,7 +138,7 @@ GEMINI_CHAT: dict[str, Any] = {
 GEMINI: dict[str, dict[str, Any]] = {
     "generate": GEMINI_CHAT,
     "stream": GEMINI_CHAT,
-    "count_tokens": {"generateContentRequest": {"contents": [{"parts": [{"text": "x"}]}]}},
+    "count_tokens": {"generateContentRequest": GEMINI_CHAT},
     "embed": {"content": {"parts": [{"text": "x"}]}},
     "batch_embed": {"requests": [{"content": {"parts": [{"text": "x"}]}}]},
 }
@@ -159,7 +168,7 @@ def bodies() -> Iterator[tuple[str, str, Route, dict[str, Any]]]:
     for name, adapter in ADAPTERS.items():
         for dialect, table in adapter.dialects.items():
             for route in adapter.server(table).routes:
-                if route.body is not None and route.kind != "describe":
+                if route.body is not None and route.kind not in ("describe", "object", "store"):
                     generate = name == "triton" and not route.name.startswith("infer")
                     known = OF_ROUTES[name][route.name] if name in OF_ROUTES else BODIES[route.body.__name__]
                     body = {"text_input": "x"} if generate else known
@@ -177,7 +186,7 @@ IDS = [f"{dialect}-{route.method}{route.path}" for _, dialect, route, _ in CASES
 def decode(protocol: str, table: Any, route: Route, body: Any) -> Any:
     path = {"model": "m", "name": "m", "served": "m", "version": "1"}
     codec = ADAPTERS[protocol].server(table)
-    request: Any = codec.decode(route, json.dumps(body).encode(), Call("r", CATALOG, path))
+    request: Any = codec.decode(route, json.dumps(body).encode(), Call("r", CATALOG, path, entries=()))
     # Relayed as it is, or read for a model here.
     return codec.read_score(request) if isinstance(request, Relay) else request
 
@@ -225,6 +234,62 @@ def test_a_foreign_field_anywhere_is_refused_or_named(
             decode(protocol, strict, route, changed)
 
 
+def test_bodies_that_ask_no_model_refuse_foreign_fields() -> None:
+    bodies = {
+        route.body
+        for adapter in ADAPTERS.values()
+        for table in adapter.dialects.values()
+        for route in adapter.server(table).routes
+        if route.kind in ("object", "store") and route.body is not None
+    } - {FileUpload}  # a form
+    assert len(bodies) >= 5
+    assert {body.__name__ for body in bodies if not body.__struct_config__.forbid_unknown_fields} == set()
+
+
+KNOWN = {
+    "store": {"store": True},
+    "stream_options.include_obfuscation": {"stream": True, "stream_options": {"include_obfuscation": True}},
+    "response_format.json_schema.description": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "description": "d", "schema": SCHEMA}}
+    },
+    "guided_whitespace_pattern": {"guided_whitespace_pattern": " "},
+    "structured_outputs.whitespace_pattern": {"structured_outputs": {"whitespace_pattern": " "}},
+    "structured_outputs.disable_any_whitespace": {"structured_outputs": {"disable_any_whitespace": True}},
+    "structured_outputs.disable_additional_properties": {"structured_outputs": {"disable_additional_properties": True}},
+    "priority": {"priority": 3},
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_field_of_openais_clients_without_effect_is_named(name: str) -> None:
+    table = ADAPTERS["openai"].dialects["openai"]
+    routes = {route.path: route for route in ADAPTERS["openai"].server(table).routes if route.method == "POST"}
+    chat = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    found = decode("openai", table, routes["/v1/chat/completions"], chat | KNOWN[name])
+    assert found.unknown == (name,)
+    if name != "store":
+        found = decode("openai", table, routes["/v1/completions"], {"model": "m", "prompt": "x"} | KNOWN[name])
+        assert found.unknown == (name,)
+
+
+RESPONSE_KNOWN = {
+    "include": {"include": ["reasoning.encrypted_content"]},
+    "reasoning.summary": {"reasoning": {"summary": "auto"}},
+    "stream_options.include_obfuscation": {"stream": True, "stream_options": {"include_obfuscation": True}},
+    "text.format.description": {
+        "text": {"format": {"type": "json_schema", "name": "n", "description": "d", "schema": SCHEMA}}
+    },
+}
+
+
+@pytest.mark.parametrize("name", RESPONSE_KNOWN)
+def test_a_known_field_of_responses_without_effect_is_named(name: str) -> None:
+    table = ADAPTERS["openai"].dialects["openai"]
+    routes = {route.path: route for route in ADAPTERS["openai"].server(table).routes}
+    found = decode("openai", table, routes["/v1/responses"], {"model": "m", "input": "x"} | RESPONSE_KNOWN[name])
+    assert found.unknown == (name,)
+
+
 @pytest.mark.slow
 @given(st.sampled_from(CASES), st.text(min_size=1, max_size=20).map(lambda name: f"zz{name}"))
 @settings(max_examples=150)
@@ -259,14 +324,20 @@ def structs_in(value: Any) -> set[type]:
     return set().union(*map(structs_in, value)) if isinstance(value, tuple) else set()
 
 
-@pytest.mark.parametrize(
-    "type", sorted({route.body for name, _, route, _ in CASES if name not in OF_ROUTES}, key=str), ids=str
-)
-def test_the_bodies_above_have_every_struct(type: Any) -> None:
+WIRE = {f"{name} {route.path} {route.body.__name__}": (route, body) for name, _, route, body in CASES}
+
+
+@pytest.mark.parametrize("name", WIRE)
+def test_the_bodies_above_have_every_struct(name: str) -> None:
+    route, body = WIRE[name]
+    type = route.body
     if type.__module__ == "schemas.triton" and type.__name__ == "GenerateRequest":
         return  # read as ordered pairs
     of_other_dialects = {"InputPart"}  # MindIE's list of parts, in test_mindie_parts
-    found = structs_in(msgspec.convert(BODIES[type.__name__], type))
+    if route.kind == "embed":  # which refuses the other parts of a content
+        of_other_dialects |= {"Blob", "FileData", "FunctionCall", "FunctionResponse"}
+    whole = BODIES.get(type.__name__, body) if not name.startswith(tuple(OF_ROUTES)) else body
+    found = structs_in(msgspec.convert(whole, type))
     missing = {each.__name__ for each in structs_of(inspect.type_info(type), set()) - found}
     assert missing - of_other_dialects == set()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+from grpc import aio
 
 from backends.prompts import images_of
 from backends.scripted import ScriptedBackend
@@ -22,6 +23,7 @@ from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity, ServerSection
 from gateway.config.server import Mount
 from schemas.ir import Embed, Embeddings, Events, Generate
+from tests.gateway.grpc.calls import ask, channel, grpc_port, method, over_grpc
 from tests.gateway.serving import config, listening, running
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "every_client.md"
@@ -38,6 +40,10 @@ WRITTEN_CALL = "written-call"
 """The scripted model that calls a tool where tools are described in the text: behind a chat template."""
 
 Body = dict[str, Any]
+
+
+RPC = "gRPC"
+"""Stands for the path of a client that speaks gRPC; its body are further inputs."""
 
 
 class Client(NamedTuple):
@@ -182,6 +188,7 @@ CLIENTS = {
         {"text_input": "Hello there", "parameters": {"max_tokens": 50}},
         {"logprobs": {"parameters": {"max_tokens": 50, "logprobs": 0}}},
     ),
+    "Triton over gRPC": Client(RPC, {}, {"logprobs": {"return_logprobs": True}}),
 }
 _INPUT: Body = {"input": "Hello there"}
 _EMBEDS = {
@@ -210,6 +217,8 @@ UPSTREAMS: dict[str, Body] = {
     "`tgi-0.9` with a chat template": {"kind": "tgi-0.9", "url": "/old", "chat_template": TEMPLATE},
     "`triton`": {"kind": "triton", "url": ""},
     "`triton` with a chat template": {"kind": "triton", "url": "", "chat_template": TEMPLATE},
+    "`triton-grpc`": {"kind": "triton-grpc", "url": RPC},
+    "`triton-grpc` with a chat template": {"kind": "triton-grpc", "url": RPC, "chat_template": TEMPLATE},
     "`mindie`": {"kind": "mindie", "url": "/mindie"},
     "`mindie-openai`": {"kind": "mindie-openai", "url": "/mindie/v1"},
     "`mindie-triton`": {"kind": "mindie-triton", "url": "/mindie"},
@@ -249,6 +258,9 @@ class Answer(NamedTuple):
     vectors: int
 
 
+RPC_CLIENTS: dict[httpx.AsyncClient, aio.Channel] = {}
+"""The connection for gRPC to the gateway of a client over HTTP."""
+
 Table = dict[tuple[str, str], dict[str, str]]
 """Client and upstream -> column -> "yes", "refused", "without", or "" where the client's protocol cannot ask."""
 
@@ -264,8 +276,14 @@ async def table() -> Table:
     async with (
         listening(inner) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as direct,
-        running(create_app(_outer(names, f"http://127.0.0.1:{port}"))) as client,
+        grpc_port(inner) as rpc_port,
+        channel(rpc_port) as direct_rpc,
+        running(
+            outer := create_app(_outer(names, f"http://127.0.0.1:{port}", f"http://localhost:{rpc_port}"))
+        ) as client,
+        over_grpc(outer) as rpc,
     ):
+        RPC_CLIENTS.update({direct: direct_rpc, client: rpc})
         return {
             (name, upstream): {
                 column: await _cell(direct, client, backend, name, upstream, column) for column in COLUMNS
@@ -302,13 +320,14 @@ def _inner(names: list[str]) -> tuple[Any, Recording]:
     return create_app(made, {"s": backend}), backend
 
 
-def _outer(names: list[str], url: str) -> Config:
+def _outer(names: list[str], url: str, rpc_url: str) -> Config:
     backends, endpoints = {}, {}
     for place, options in enumerate(UPSTREAMS.values()):
         for name in names:
             # TGI's protocol names no model: the header does.
             headers = {"x-gateway-model-name": name}
-            backends[f"{place}-{name}"] = options | {"url": url + options["url"], "headers": headers}
+            whole_url = rpc_url if options["url"] == RPC else url + options["url"]
+            backends[f"{place}-{name}"] = options | {"url": whole_url, "headers": headers}
             entity = ServedEntity(name="e", backend=f"{place}-{name}", model=name)
             endpoints[f"{place}-{name}"] = Endpoint(served_entities=(entity,))
     return Config(server=ServerSection(), backends=backends, endpoints=endpoints)
@@ -358,9 +377,37 @@ async def _ask(client: httpx.AsyncClient, name: str, model: str, column: str) ->
         if column not in adds:
             return None
         body = body | adds[column]
+    if path == RPC:
+        return await _ask_over_grpc(RPC_CLIENTS[client], model, body, stream=column == "streamed")
     named = {} if "{model}" in path else {"model": model}
     headers = {"x-gateway-model-name": model}
     return await client.post(path.replace("{model}", model), json=body | named, headers=headers)
+
+
+async def _ask_over_grpc(client: aio.Channel, model: str, flags: Body, *, stream: bool) -> httpx.Response:
+    """The answer over gRPC, in the form of the generate extension."""
+    request = ask(model, "Hello there")
+    request.parameters["max_tokens"].int64_param = 50
+    for name in flags:
+        if name != "stream":
+            request.inputs.add(name=name, datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
+    try:
+        if not stream:
+            return httpx.Response(200, json=_outputs(await method(client, "ModelInfer")(request)))
+        parts = [part async for part in method(client, "ModelStreamInfer")(iter([request]))]
+    except aio.AioRpcError as error:
+        return httpx.Response(501, json={"error": error.details()})
+    if errors := [part.error_message for part in parts if part.error_message]:
+        return httpx.Response(501, json={"error": errors})
+    lines = "\n".join(json.dumps(_outputs(part.infer_response)) for part in parts)
+    return httpx.Response(200, text=lines, headers={"content-type": "application/x-ndjson"})
+
+
+def _outputs(response: Any) -> Body:
+    """The texts of an answer; log-probabilities are a JSON text, which is empty without them."""
+    raws = zip(response.outputs, response.raw_output_contents, strict=True)
+    texts = {output.name: raw[4:].decode() for output, raw in raws}
+    return texts | {name: json.loads(text) for name, text in texts.items() if name == "logprobs"}
 
 
 def read(reply: httpx.Response) -> Answer:

@@ -16,6 +16,7 @@ from tests.gateway.serving import listening, running, scripted
 CHAT = {"model": "echo", "messages": [{"role": "user", "content": "one two three"}]}
 
 
+@pytest.mark.slow
 async def test_health() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
@@ -27,6 +28,7 @@ async def test_health() -> None:
         assert (await client.get("/health/ready")).status_code == 503
 
 
+@pytest.mark.slow
 async def test_metrics_count_requests_and_tokens() -> None:
     app, _ = scripted("echo", "error")
     async with running(app) as client:
@@ -58,6 +60,7 @@ async def test_the_openapi_document_names_every_route() -> None:
     assert content["text/event-stream"]["schema"] == {"type": "string"}  # and not one whole answer
 
 
+@pytest.mark.slow
 async def test_head_is_get_without_a_body() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
@@ -80,6 +83,7 @@ async def test_a_405_lists_the_allowed_methods(path: str, method: str) -> None:
     assert (answer.status_code, answer.headers["allow"]) == (405, ANOTHER_METHOD[path, method])
 
 
+@pytest.mark.slow
 async def test_feedback_that_is_too_large_gets_413() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
@@ -158,6 +162,7 @@ async def test_a_failed_stream_ends_with_an_error_event_or_an_aborted_connection
     assert data.endswith(b"\r\n0\r\n\r\n") != abort
 
 
+@pytest.mark.slow
 async def test_requests_over_the_concurrency_limit_get_retry_after() -> None:
     from gateway.config import Limits
 

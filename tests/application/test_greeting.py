@@ -54,7 +54,7 @@ def test_only_a_failed_backend_ends_the_startup_monitor(
     answer: bytes, goes_on: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with worker(answer) as port:
-        monitor = StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
+        monitor = StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), [port])
         assert monitor.poll() is goes_on
     printed = capsys.readouterr()
     loads = answer == ANSWERS["loading"][0]
@@ -66,7 +66,7 @@ def test_only_a_failed_backend_ends_the_startup_monitor(
 
 def test_the_address_is_printed_when_the_server_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
     with worker(reply("200 OK", READY)) as port:
-        monitor = StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), port)
+        monitor = StartupMonitor(Config(backends={"s": {"kind": "scripted"}}), [port])
         assert monitor.poll()
     assert f"http://127.0.0.1:{port}/ui" in capsys.readouterr().out
 
@@ -78,10 +78,12 @@ def test_the_servers_own_health_page_is_never_asked_through_a_proxy(
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     with worker(reply("200 OK", READY)) as port:
         config = Config(backends={"s": {"kind": "scripted"}}, server=ServerSection(keys_env="KEYS"))
-        assert StartupMonitor(config, port).poll()
+        assert StartupMonitor(config, [port]).poll()
     printed = capsys.readouterr().out
     assert "Ready after" in printed
     curls = [line for line in printed.splitlines() if line.startswith("curl")]
     assert len(curls) > 3
+    assert "/v1beta/models/:generateContent" in printed  # there is no endpoint whose name could be in it
+    assert not [line for line in curls if "{model" in line or "{name" in line]
     assert all('-H "authorization: Bearer $KEY"' in line for line in curls)
     assert [line for line in curls if line.startswith("curl -N") and '"stream": true' in line]

@@ -82,6 +82,7 @@ def within(wanted: Any, found: Any) -> bool:
     return bool(wanted == found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_a_model_without_images_rejects_them(stream: bool) -> None:
     """The image is neither dropped nor read as text; a plain link stays text."""
@@ -105,6 +106,7 @@ async def test_mindie_accepts_one_image() -> None:
     }
 
 
+@pytest.mark.slow
 async def test_images_have_their_own_limit_of_the_body() -> None:
     large = "iVBORw0KGgo" + as_base64(Random(1).randbytes(90_000))[11:]
     server = msgspec.structs.replace(SERVER, limits=Limits(max_body=100_000))

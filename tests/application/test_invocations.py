@@ -6,10 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.serving import MESSAGES, running, scripted
+from backends.scripted import ScriptedBackend
+from gateway.app import create_app
+from gateway.config import Limits, ServerSection
+from tests.gateway.serving import MESSAGES, config, running, scripted
 from tests.recordings.reading import frames
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "place"),
     [
@@ -32,10 +36,11 @@ async def test_the_body_decides(body: dict[str, Any], place: tuple[Any, ...]) ->
     assert len(list(frames(streamed.content))) > 1
 
 
-async def test_a_chat_that_is_to_be_stored_is_named() -> None:
-    app, _ = scripted("echo")
-    async with running(app) as client:
-        for stored, named in ((True, "store"), (False, None)):
+@pytest.mark.slow
+async def test_a_chat_that_is_to_be_stored_and_cannot_be_is_named() -> None:
+    for limit, stored, named in ((0, True, "store"), (0, False, None), (1 << 20, True, None)):
+        settings = config("echo", server=ServerSection(limits=Limits(stored_objects=limit)))
+        async with running(create_app(settings, {"s": ScriptedBackend("s")})) as client:
             answer = await client.post(
                 "/v1/chat/completions", json={"model": "echo", "messages": MESSAGES, "store": stored}
             )

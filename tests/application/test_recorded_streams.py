@@ -20,7 +20,7 @@ from gateway.config import Config, Endpoint, ServedEntity, ServerSection
 from tests.faults.upstream import END, STREAM, Asked, Step, chunk, response, upstream
 from tests.gateway.serving import listening
 from tests.recordings.reading import Heard, frames, heard
-from tests.recordings.streams import ALL, FAILED, WHOLE, choices, protocol
+from tests.recordings.streams import ALL, FAILED, RAW, WHOLE, choices, protocol
 
 pytestmark = pytest.mark.slow
 
@@ -30,6 +30,11 @@ CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"model": "m", "input": "Hi"}),
     "databricks": ("/serving-endpoints/m/invocations", {"messages": HI}),
     "anthropic": ("/v1/messages", {"model": "m", "max_tokens": 99, "messages": HI}),
+    "gemini": (
+        "/v1beta/models/m:streamGenerateContent?alt=sse",
+        {"contents": [{"parts": [{"text": "Hi"}]}], "generationConfig": {"thinkingConfig": {"includeThoughts": True}}},
+    ),
+    "ollama": ("/api/chat", {"model": "m", "messages": HI}),
     "completions": ("/v1/completions", {"model": "m", "prompt": "Hi", "stream_options": {"include_usage": True}}),
     "tgi": ("/generate_stream", {"inputs": "Hi", "parameters": {"details": True}}),
     "triton": ("/v2/models/m/generate_stream", {"text_input": "Hi"}),
@@ -43,8 +48,11 @@ def expected(said: Heard, client: str) -> Heard:
     if client == "responses":
         return said._replace(finish="incomplete" if said.finish == "length" else "completed")
     # Where a protocol has no field for a refusal, it is the text.
-    if client not in ("anthropic", *TEXT_ONLY):
+    if client not in ("anthropic", "gemini", "ollama", *TEXT_ONLY):
         return said
+    if client in ("gemini", "ollama"):  # no reason of their own for calls
+        finish = "tool_calls" if said.calls else said.finish
+        return said._replace(text=said.text + said.refusal, refusal="", finish=finish)
     finish = "refusal" if said.refusal and client == "anthropic" else said.finish
     said = said._replace(text=said.text + said.refusal, refusal="", finish=finish)
     if client == "anthropic":
@@ -58,22 +66,24 @@ def pieces(name: str) -> list[list[bytes]]:
     data, places = ALL[name], random.Random(name)
     cuts = sorted(places.sample(range(1, len(data)), min(200, len(data) - 1)))
     at_random = [data[start:stop] for start, stop in pairwise((0, *cuts, len(data)))]
-    return [[data], [event + b"\n\n" for event in data.split(b"\n\n") if event], at_random]
+    end = b"\n" if protocol(name) == "ollama" else b"\n\n"
+    return [[data], [event + end for event in data.split(end) if event], at_random]
 
 
 @asynccontextmanager
 async def replaying(name: str) -> AsyncIterator[tuple[httpx.AsyncClient, list[bytes]]]:
     """A client of a gateway whose upstream sends the stream, in the pieces of the list."""
     sent = [ALL[name]]
+    head = STREAM.replace(b"text/event-stream", b"application/x-ndjson") if protocol(name) == "ollama" else STREAM
 
     def play(asked: Asked) -> tuple[Step, ...]:
-        return (response(b"{}"),) if asked.line.startswith("GET ") else (STREAM, *map(chunk, sent), END)
+        return (response(b"{}"),) if asked.line.startswith("GET ") else (head, *map(chunk, sent), END)
 
     # A TGI of today is asked for everything in OpenAI's protocol.
     kind = {"tgi": "tgi-0.9"}.get(protocol(name), protocol(name))
     async with upstream(play) as there:
         url = there.url + ("/v1" if kind == "openai" else "")
-        texts = {} if kind == "tgi-0.9" else {"raw_text": "as_chat"}
+        texts = {} if name in RAW else {"raw_text": "as_chat"}
         backends = {"far": {"kind": kind, "url": url, "timeouts": {"connect": 60.0}, **texts}}
         endpoints = {"m": Endpoint(served_entities=(ServedEntity(name="m", backend="far"),))}
         app = create_app(Config(server=ServerSection(), backends=backends, endpoints=endpoints))
@@ -90,7 +100,7 @@ async def test_every_client_reads_what_the_provider_said(name: str) -> None:
     async with replaying(name) as (client, sent):
         for sent[:] in pieces(name):
             # Without a chat template, a server of raw text takes no chats.
-            clients = TEXT_ONLY if protocol(name) == "tgi" else SEVERAL if count > 1 else CLIENTS
+            clients = TEXT_ONLY if name in RAW else SEVERAL if count > 1 else CLIENTS
             for protocol_of_client in clients:
                 path, body = CLIENTS[protocol_of_client]
                 answer = await client.post(path, json=body | {"stream": True} | ({"n": count} if count > 1 else {}))

@@ -51,6 +51,44 @@ async def test_a_gateway_over_a_gateway_by_tgi_needs_no_name_of_a_model() -> Non
                 assert answer["generated_text"] == "hello there"
 
 
+async def test_an_endpoint_picker_in_front_names_the_server_in_a_header() -> None:
+    """The header that Envoy sends on for a picker of the Gateway API Inference Extension."""
+    inner, _ = scripted("echo")
+    header = "x-gateway-destination-endpoint"
+    chat = {"model": "t", "messages": [{"role": "user", "content": "hello there"}]}
+    async with upstream(lambda _: (response(b"{}", "500 Broken"),)) as broken, listening(inner) as port:
+        urls = f'urls = ["{broken.url}/v1", "http://127.0.0.1:{port}/v1"]\nhealth_interval = 3600.0\n'
+        backend = f'[backends.far]\nkind = "openai"\n{urls}retries = {{ attempts = 1 }}\n'
+        entity = 'served_entities = [{ name = "t", backend = "far", model = "echo" }]'
+        config = f'[server]\nendpoint_picker_header = "{header}"\n{backend}[endpoints.t]\n{entity}\n'
+        async with running(create_app(parse(config))) as client:
+            for destination, asked in ((f"127.0.0.1:{port}", 0), (broken.url.removeprefix("http://"), 1)):
+                for path in ("/v1/chat/completions", "/v1/messages"):
+                    answer = await client.post(path, json=chat | {"max_tokens": 9}, headers={header: destination})
+                    assert answer.status_code == 200
+                before = [each for each in broken.asked if not each.line.startswith("GET ")]
+                assert bool(before) == bool(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "path"), [("openai", "/v1"), ("tgi", ""), ("mindie-openai", "/v1"), ("triton", "")])
+async def test_a_gateway_over_a_gateway_lists_its_context_lengths(kind: str, path: str) -> None:
+    inner, _ = scripted("echo", "flaky")
+    async with listening(inner) as port:
+        far = f'[backends.far]\nkind = "{kind}"\nurl = "http://127.0.0.1:{port}{path}"\n'
+        text = f'{far}models = {{ b = "flaky" }}\n[endpoints]\n'
+        for line in (
+            'a = { served_entities = [{ name = "a", backend = "far", model = "echo" }] }',
+            'b = { served_entities = [{ name = "b", backend = "far" }] }',
+        ):
+            text += f"{line}\n"
+        async with running(create_app(parse(text))) as client:
+            listed = {each["id"]: each.get("max_model_len") for each in (await client.get("/v1/models")).json()["data"]}
+            # Triton's protocol has no field for it.
+            assert listed == dict.fromkeys("ab", None if kind == "triton" else 4096)
+            assert (await client.get("/v1/models/a")).json().get("max_model_len") == listed["a"]
+
+
 async def test_the_configuration_names_the_keys_variable_and_not_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAR_KEY", "secret")
 
@@ -88,6 +126,7 @@ def test_a_wrong_backend_section_is_rejected(line: str) -> None:
         create_app(config)
 
 
+@pytest.mark.slow
 async def test_an_inexpressible_request_is_rejected_before_the_upstream_is_called() -> None:
     def play(asked: Asked) -> tuple[Step, ...]:
         return (response(b"{}"),) if asked.line.startswith("GET") else (Hang(),)

@@ -19,8 +19,8 @@ ASK = {"model": "echo", "input": "Hi there"}
 
 
 @asynccontextmanager
-async def workers(folder: Path) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
-    settings = config("echo", server=ServerSection(keys_env="KEYS"))
+async def workers(folder: Path, *models: str) -> AsyncIterator[tuple[httpx.AsyncClient, httpx.AsyncClient]]:
+    settings = config(*(models or ("echo",)), server=ServerSection(keys_env="KEYS"))
     one, other = (create_app(settings, {"s": ScriptedBackend("s")}, folder=folder) for _ in range(2))
     async with running(one) as first, running(other) as second:
         for client in (first, second):
@@ -63,6 +63,7 @@ async def returns_it_again(one: httpx.AsyncClient, other: httpx.AsyncClient, str
     assert len(after.json()["data"]) == 3
 
 
+@pytest.mark.slow
 async def test_a_response_with_store_false_is_not_stored(tmp_path: Path) -> None:
     async with workers(tmp_path) as (one, _):
         answer = (await one.post("/v1/responses", json=ASK | {"store": False})).json()

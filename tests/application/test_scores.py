@@ -61,6 +61,7 @@ async def test_answers_and_refusals(folders: dict[str, Path]) -> None:
         await _ranks(client, folders["ranks"])
         await _scores(client, folders["ranks"])
         await _labels(client, folders["labels"])
+        await _in_form_of_tei(client, folders)
         await _refusals(client)
         tasks = {e["name"]: e["task"] for e in (await client.get("/api/2.0/serving-endpoints")).json()["endpoints"]}
         assert tasks["ranks"] == "llm/v1/rerank"
@@ -93,6 +94,17 @@ async def _ranks(client: httpx.AsyncClient, folder: Path) -> None:
     assert [result["document"] for result in named.json()["results"]] == [{"text": DOCUMENTS[i]} for i in order]
     by_cosine = await client.post("/v1/rerank", json=body | {"model": "vectors", "top_n": 2})
     assert len(by_cosine.json()["results"]) == 2
+
+
+async def _in_form_of_tei(client: httpx.AsyncClient, folders: dict[str, Path]) -> None:
+    body = {"model": "ranks", "query": "what is a star?", "texts": DOCUMENTS, "return_text": True}
+    expected = logits(folders["ranks"], [("what is a star?", text) for text in DOCUMENTS]).sigmoid().flatten().tolist()
+    found = (await client.post("/rerank", json=body)).json()
+    assert [each["score"] for each in found] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
+    assert [each["text"] for each in found] == [DOCUMENTS[each["index"]] for each in found]
+    named = (await client.post("/predict", json={"model": "labels", "inputs": [["hi"], ["no"]]})).json()
+    best = logits(folders["labels"], ["hi", "no"]).softmax(-1).amax(-1).tolist()
+    assert [each[0]["score"] for each in named] == pytest.approx(best, abs=1e-5)
 
 
 async def _scores(client: httpx.AsyncClient, folder: Path) -> None:

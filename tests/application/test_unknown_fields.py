@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from adapters.unknown_fields import IGNORED
 from gateway.app import create_app
-from gateway.config import ServerSection, parse
+from gateway.config import Config, Endpoint, ServedEntity, ServerSection, parse
+from tests.faults.upstream import Asked, Step, response, upstream
 from tests.gateway.serving import listening, running, scripted
 
 CHAT = {"model": "echo", "messages": [{"role": "user", "content": "one two"}]}
@@ -37,6 +39,7 @@ async def test_an_unknown_field_is_named_and_counted(path: str) -> None:
     assert next(line for line in metrics.splitlines() if line.startswith("gw_ignored_fields_total{")).endswith(" 2.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 async def test_streams_have_the_header_too(stream: bool) -> None:
     app, _ = scripted("echo")
@@ -46,6 +49,7 @@ async def test_streams_have_the_header_too(stream: bool) -> None:
     assert answer.headers[IGNORED] == "messages[0].nmae"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", REQUESTS)
 async def test_a_strict_server_refuses_it(path: str) -> None:
     app, _ = scripted("echo", server=ServerSection(strict=True))
@@ -64,6 +68,7 @@ async def test_strictness_of_one_dialect_goes_before_the_servers() -> None:
     assert answer.headers[IGNORED] == "temprature"
 
 
+@pytest.mark.slow
 async def test_what_a_remote_of_the_same_dialect_gets_is_not_named() -> None:
     far, _ = scripted("echo")
     async with listening(far) as port:
@@ -96,3 +101,46 @@ async def test_a_known_field_that_no_backend_here_honours_is_refused_by_name() -
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "use_beam_search")
     assert taken.status_code == 200
     assert IGNORED not in taken.headers
+
+
+TOOL = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "object"}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://a.example/b.png", "detail": "low"}}
+ASKS: dict[str, dict[str, Any]] = {
+    "verbosity": {"verbosity": "low"},
+    "service_tier": {"service_tier": "flex"},
+    "prediction": {"prediction": {"type": "content", "content": "x"}},
+    "prompt_cache_retention": {"prompt_cache_retention": "24h"},
+    "messages[].name": {"messages": [{"role": "user", "content": "Hi", "name": "ann"}]},
+    "tools[].strict": {"tools": [TOOL]},
+    "messages[].content[].image_url.detail": {"messages": [{"role": "user", "content": [IMAGE]}]},
+}
+
+
+@pytest.mark.slow
+async def test_what_an_upstream_has_no_field_for_is_named() -> None:
+    anthropic = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "content": [{"type": "text", "text": "Hi"}],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 3, "output_tokens": 1},
+    }
+    openai = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]}
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return (response(json.dumps(anthropic if "/messages" in asked.line else openai).encode()),)
+
+    async with upstream(play) as there:
+        backends = {kind: {"kind": kind, "url": there.url} for kind in ("anthropic", "openai")}
+        endpoints = {
+            kind: Endpoint(served_entities=(ServedEntity(name=kind, backend=kind, model="m"),)) for kind in backends
+        }
+        async with running(create_app(Config(backends=backends, endpoints=endpoints))) as client:
+            for place, fields in ASKS.items():
+                written = await client.post("/v1/chat/completions", json=CHAT | fields | {"model": "anthropic"})
+                relayed = await client.post("/v1/chat/completions", json=CHAT | fields | {"model": "openai"})
+                assert (written.status_code, written.headers[IGNORED]) == (200, place)
+                assert relayed.status_code == 200
+                assert IGNORED not in relayed.headers

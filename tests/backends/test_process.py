@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.process import BackOff, SupervisedProcess, start_bound_to_parent, stop
+from backends.process import BackOff, SupervisedProcess, is_stopped, start_bound_to_parent, stop
 
 BACK_OFF = BackOff(first=0.0, step=0.5, longest=2.0, forgiven_after=5.0)
 ENDS, LASTS = "", "import time; time.sleep(60)"
@@ -105,6 +106,25 @@ def test_an_exit_is_reported_once(started: Starter) -> None:
         process.poll(now)
     assert exits == [3]
     assert not process.ended
+
+
+def test_a_process_that_is_stopped_for_long_is_killed(started: Starter) -> None:
+    process = started(LASTS)
+    now = time.monotonic()
+    for at in (0.0, 100.0):  # the time begins anew once it has gone on
+        process.process.send_signal(signal.SIGSTOP)
+        while not is_stopped(process.process):
+            time.sleep(0.001)
+        for seconds in (0.0, 59.0):
+            process.poll(now + at + seconds)
+        assert process.process.poll() is None
+        if not at:
+            process.process.send_signal(signal.SIGCONT)
+            while is_stopped(process.process):
+                time.sleep(0.001)
+            process.poll(now + 60.0)
+    process.poll(now + 161.0)
+    assert process.process.wait(60) == -signal.SIGKILL
 
 
 def test_stopping_sends_sigterm(started: Starter) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.process import BackOff, stop
+from backends.process import BackOff, is_stopped, stop
 from backends.standby import WarmProcess
 from tests.gateway.processes import alive
 
@@ -61,6 +63,27 @@ def test_the_process_in_waiting_takes_over_and_another_one_waits(tmp_path: Path)
     stop([process], 5.0)
     assert not any(map(alive, pids))
     assert len(called(tmp_path)) == 2
+
+
+@pytest.mark.slow
+def test_one_that_is_stopped_is_neither_called_nor_kept(tmp_path: Path) -> None:
+    process, pids = warm(tmp_path)
+    until(lambda: called(tmp_path) == pids[:1])
+    process.poll(time.monotonic())
+    os.kill(pids[1], signal.SIGSTOP)
+    until(lambda: is_stopped(process._waiting))  # type: ignore[arg-type]
+    process.poll(time.monotonic())
+    assert len(pids) == 3, "another one waits in its place"
+    os.kill(pids[2], signal.SIGSTOP)
+    until(lambda: is_stopped(process._waiting))  # type: ignore[arg-type]
+    process.process.kill()
+    process.process.wait()
+    while process.ended:
+        process.poll(time.monotonic())
+    assert process.process.pid == pids[3]
+    until(lambda: called(tmp_path) == sorted([pids[0], pids[3]]))
+    stop([process], 5.0)
+    assert not any(map(alive, pids))
 
 
 def test_one_that_cannot_wait_is_not_started_again_at_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import sys
 import pytest
 import structlog
 
-from backends.native.engine.serving.__main__ import _configure_log
+from backends.native.engine.serving.__main__ import configure_log
 from backends.terminal import escape_controls
 
 
@@ -29,7 +29,7 @@ def test_an_engine_logs_like_a_worker(terminal: bool, monkeypatch: pytest.Monkey
     out = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     monkeypatch.setenv("NO_COLOR", "1")
-    _configure_log()
+    configure_log()
     try:
         structlog.get_logger().info("engine.ready", model="a\x1bb")
     finally:

@@ -20,6 +20,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.chromium import browser
+from tests.clients.console import CONFIG, HOSTILE, Console
+
 LIMIT = 180  # seconds for any step; a cold machine imports torch and transformers first
 CAPITAL = "What is the capital of France?"
 
@@ -44,12 +47,39 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield Server(url, models["data"][0]["id"])
 
 
+@pytest.fixture(scope="session")
+def console_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The server that the tests of the console share."""
+    folder = tmp_path_factory.mktemp("console")
+    (folder / "gateway.toml").write_text(CONFIG.format(folder=folder, hostile=json.dumps(HOSTILE)))
+    with serving(folder / "log", "--config", str(folder / "gateway.toml"), env={"CONSOLE_ADMIN_KEYS": "root"}) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
+    """One page for all tests of the console: a browser takes seconds to start."""
+    with browser(tmp_path_factory.mktemp("profile")) as page:
+        yield Console(page)
+
+
+@pytest.fixture
+def console(opened: Console, console_url: str) -> Iterator[Console]:
+    """The console of the shared server."""
+    if opened.url != console_url:
+        opened.open(console_url)
+    opened.page.errors.clear()  # of a test that failed
+    yield opened
+    assert opened.page.errors == []
+    assert not opened.page.run("'hacked' in window")
+
+
 @contextmanager
-def serving(log: Path, *arguments: str, env: dict[str, str] | None = None) -> Iterator[str]:
-    """`gateway serve` on a free port, ready to answer; yields its URL."""
+def serving(log: Path, *arguments: str, env: dict[str, str] | None = None, port: int = 0) -> Iterator[str]:
+    """`gateway serve` on a port, or on a free one, ready to answer; yields its URL."""
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [_gateway(), "serve", "--host", "127.0.0.1", "--port", "0", *arguments],
+            [_gateway(), "serve", "--host", "127.0.0.1", "--port", str(port), *arguments],
             stdout=out,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"} | (env or {}),

@@ -9,6 +9,7 @@ import pydantic
 import pytest
 
 from tests.clients.conftest import CAPITAL, Server
+from tests.clients.request_types import path_of, written
 
 pytestmark = pytest.mark.clients
 QUESTION = [{"role": "user", "content": CAPITAL}]
@@ -57,6 +58,27 @@ def test_a_tool_is_called_and_its_result_read(server: Server, client: anthropic.
     assert (cut.stop_reason, cut.content[-1].input) == ("max_tokens", {})
 
 
+def test_thinking_with_tools(server: Server, client: anthropic.Anthropic) -> None:
+    """Thinking is sent back with the calls, as the API asks for; the bundled model has none, and says so."""
+    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+    asked = {"model": server.model, "max_tokens": 1100, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    asked |= {"tools": [{"name": "get_weather", "input_schema": schema}], "extra_body": {"temperature": 0}}
+    question = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]
+    raw = client.messages.with_raw_response.create(**asked, messages=question)
+    assert "thinking" in raw.headers["x-interlingua-ignored"]
+    whole = raw.parse()
+    assert [call.input for call in whole.content if call.type == "tool_use"] == [{"city": "Paris"}, {"city": "Rome"}]
+    with client.messages.stream(**asked, messages=question) as stream:
+        streamed = stream.get_final_message()
+    assert [block.model_dump(exclude={"id"}) for block in streamed.content] == [
+        block.model_dump(exclude={"id"}) for block in whole.content
+    ]
+    thought = {"type": "thinking", "thinking": "The user wants the weather.", "signature": "c2lnbmF0dXJl"}
+    results = [{"type": "tool_result", "tool_use_id": call.id, "content": "20 degrees"} for call in whole.content]
+    turns = [{"role": "assistant", "content": [thought, *whole.content]}, {"role": "user", "content": results}]
+    assert client.messages.create(**asked, messages=[*question, *turns]).content[-1].type == "text"
+
+
 def test_tokens_are_counted(server: Server, client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model=server.model, messages=QUESTION)
     whole = client.messages.create(model=server.model, max_tokens=1, messages=QUESTION)
@@ -89,3 +111,8 @@ def test_a_parsed_answer(server: Server, client: anthropic.Anthropic) -> None:
     asked = {"model": server.model, "max_tokens": 60, "messages": QUESTION}
     answer = client.messages.parse(**asked, output_format=City)
     assert isinstance(answer.parsed_output, City)
+
+
+def test_the_types_whose_fields_are_tested_are_the_installed_ones() -> None:
+    """`python -m tests.clients.request_types` writes the file anew; `tests.application.test_every_field` reads it."""
+    assert path_of("anthropic").read_text() == written("anthropic")

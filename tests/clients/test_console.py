@@ -6,98 +6,11 @@ import ast
 import json
 import shlex
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.clients.console import HOSTILE, MARKS, Console, ask, log_in, log_out, post
 
-from tests.clients.chromium import PATH, browser
-from tests.clients.conftest import serving
-from tests.clients.console import AXE, Console
-from tests.missing_tools import missing
-
-pytestmark = [
-    pytest.mark.clients,
-    pytest.mark.skipif(PATH is None, reason=missing("chromium")),
-    pytest.mark.skipif(not AXE.exists(), reason=missing("npm packages of tests/clients/node")),
-]
-
-HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>[click](javascript:window.hacked=1)"
-CONFIG = """
-[server]
-admin_keys_env = "CONSOLE_ADMIN_KEYS"
-state_file = "{folder}/state.json"
-
-[backends.s]
-kind = "scripted"
-[backends.s.scripts.rich]
-reasoning = "A question of geography."
-texts = ["The capital of **France** is *Paris*.\\n\\n```python\\nprint(1)\\n```\\n| a | b |\\n|---|---|\\n| 1 | 2 |"]
-[backends.s.scripts.hostile]
-texts = [{hostile}]
-[backends.s.scripts.endless]
-texts = ["again and "]
-repeat = 1000
-interval = 0.01
-
-[endpoints.chat]
-served_entities = [
-  {{ name = "base", backend = "s", model = "rich", traffic_percentage = 60, price = {{ prompt = 1, completion = 2 }} }},
-  {{ name = "candidate", backend = "s", model = "scripted", traffic_percentage = 40 }},
-]
-[endpoints.ramped]
-served_entities = [
-  {{ name = "old", backend = "s", model = "scripted" }},
-  {{ name = "new", backend = "s", model = "scripted", traffic_percentage = 0 }},
-]
-experiment = {{ ramp = {{ arm = "new", steps = [5, 50] }} }}
-[endpoints.echo]
-served_entities = [{{ name = "only", backend = "s", model = "echo" }}]
-[endpoints.hostile]
-served_entities = [{{ name = "evil", backend = "s", model = "hostile" }}]
-[endpoints.endless]
-served_entities = [{{ name = "slow", backend = "s", model = "endless" }}]
-[endpoints.failing]
-served_entities = [{{ name = "cut", backend = "s", model = "error-after-3" }}]
-[endpoints.tools]
-served_entities = [{{ name = "caller", backend = "s", model = "tool-call" }}]
-"""
-
-
-KEYED = """
-[server]
-admin_keys_env = "CONSOLE_ADMIN_KEYS"
-keys_file = "{folder}/keys.json"
-[backends.s]
-kind = "scripted"
-[endpoints.chat]
-served_entities = [{{ name = "only", backend = "s", model = "scripted" }}]
-"""
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("console")
-    (folder / "gateway.toml").write_text(CONFIG.format(folder=folder, hostile=json.dumps(HOSTILE)))
-    with serving(folder / "log", "--config", str(folder / "gateway.toml"), env={"CONSOLE_ADMIN_KEYS": "root"}) as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def opened(url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    """One page for all tests: a browser takes seconds to start."""
-    with browser(tmp_path_factory.mktemp("profile")) as page:
-        console = Console(page, url)
-        console.open()
-        yield console
-
-
-@pytest.fixture
-def console(opened: Console) -> Iterator[Console]:
-    yield opened
-    assert opened.page.errors == []
-    assert not opened.page.run("'hacked' in window")
+pytestmark = MARKS
 
 
 def fetched(url: str) -> Any:
@@ -105,34 +18,9 @@ def fetched(url: str) -> Any:
         return json.load(answer)
 
 
-def post(url: str, body: dict[str, Any]) -> None:
-    head = {"content-type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)).read()
-
-
 def split(url: str) -> dict[str, int]:
     routes = fetched(f"{url}/api/2.0/serving-endpoints/chat")["config"]["traffic_config"]["routes"]
     return {route["served_entity_name"]: route["traffic_percentage"] for route in routes}
-
-
-def log_in(console: Console, key: str) -> None:
-    console.click("Log in")
-    console.fill("API key", key)
-    console.click("Log in")
-    console.reads("Log out", ".who")
-
-
-def log_out(console: Console) -> None:
-    console.click("Log out")
-    console.reads("Log in", ".who")
-
-
-def ask(console: Console, endpoint: str, text: str) -> None:
-    console.view("Chat")
-    console.click("New conversation")
-    console.fill("Endpoint", endpoint)
-    console.fill("Message", text)
-    console.click("Send")
 
 
 def test_an_answer_is_shown_as_markdown_with_its_figures(console: Console) -> None:
@@ -208,6 +96,15 @@ def test_two_arms_are_asked_at_once_and_their_differences_marked(console: Consol
     console.check_layout()
     console.click("Remove the column")
     assert console.page.run("document.querySelectorAll('.column').length") == 2
+    console.fill("Endpoint A", "chat:candidate")
+    console.fill("Endpoint B", "ramped:old")
+    console.fill("Mark differences by", "tokens, where the answers have them")
+    console.click("Ask all")
+    console.reads("Tokens as in A", ".column:nth-child(2)")
+    assert "data: [DONE]" not in console.text(".column:nth-child(2) pre")  # folded
+    console.click("Raw stream")
+    console.reads("data: {", ".column:nth-child(2) pre")
+    console.fill("Mark differences by", "words")
 
 
 def test_one_question_is_asked_in_every_protocol(console: Console) -> None:
@@ -234,9 +131,9 @@ def test_one_question_is_asked_in_every_protocol(console: Console) -> None:
     assert json.loads(shlex.split(curl)[-1]) == {"a": [True, None, "it's"], "b": 1.5}
 
 
-def test_an_experiment_is_seen_and_its_split_changed_and_undone(console: Console, url: str) -> None:
+def test_an_experiment_is_seen_and_its_split_changed_and_undone(console: Console, console_url: str) -> None:
     for number in range(400):
-        post(url, {"model": "chat", "user": f"user {number}", "messages": [{"role": "user", "content": "Hi"}]})
+        post(console_url, {"model": "chat", "user": f"user {number}", "messages": [{"role": "user", "content": "Hi"}]})
     console.view("Experiments")
     console.reads("keep collecting", ".metrics")
     console.page.until("document.querySelectorAll('.bar-scale').length > 3")
@@ -250,12 +147,12 @@ def test_an_experiment_is_seen_and_its_split_changed_and_undone(console: Console
     console.check_layout()
     console.click("Apply")
     console.reads("changed the split", "#view")
-    assert split(url) == {"base": 55, "candidate": 45}
+    assert split(console_url) == {"base": 55, "candidate": 45}
     console.page.until(f"{shares}.join() === '55 %,45 %'")
     assert "400 requests since" in console.text()
     console.click("Undo: back to base 60 %, candidate 40 %")
     console.page.until(f"{shares}.join() === '60 %,40 %'")
-    assert split(url) == {"base": 60, "candidate": 40}
+    assert split(console_url) == {"base": 60, "candidate": 40}
     console.click("Begin the figures anew")
     console.click("Yes: forget the figures of chat")
     console.reads("0 requests since")
@@ -291,8 +188,8 @@ def test_shares_always_add_up_to_100(console: Console) -> None:
     assert found == [[], [30, 70], [0, 100, 0], [100]]
 
 
-def test_somebody_finds_why_a_request_failed(console: Console, url: str) -> None:
-    post(url, {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5})
+def test_somebody_finds_why_a_request_failed(console: Console, console_url: str) -> None:
+    post(console_url, {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5})
     ask(console, "failing", "Hi")
     console.reads("The request failed.")
     console.view("Requests")
@@ -309,14 +206,15 @@ def test_somebody_finds_why_a_request_failed(console: Console, url: str) -> None
     console.fill("Outcome", "")
     console.fill("Endpoint", "hostile")
     before = console.page.run("document.querySelectorAll('.log-table tbody tr').length")
-    post(url, {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5})
+    post(console_url, {"model": "hostile", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.5})
     console.page.until(f"document.querySelectorAll('.log-table tbody tr').length > {before}")
 
 
 def test_the_last_minutes_are_drawn(console: Console) -> None:
     console.view("Live")
     console.page.until("document.querySelectorAll('.u-over').length >= 5")
-    console.fill("Show", "chat:base")
+    console.fill("Show", "chat → base")
+    console.fill("Show", "Backend s")
     console.reads("ready", "[aria-label=Backends]")
     console.check_layout()
 
@@ -341,9 +239,9 @@ def test_hostile_answers_are_text(console: Console) -> None:
     assert "<img src=x" in console.text(".message.assistant")
 
 
-def test_nothing_is_loaded_from_elsewhere(console: Console, url: str) -> None:
+def test_nothing_is_loaded_from_elsewhere(console: Console, console_url: str) -> None:
     loaded = console.page.run("performance.getEntriesByType('resource').map((entry) => entry.name)")
-    assert [name for name in loaded if not name.startswith((url, "data:"))] == []
+    assert [name for name in loaded if not name.startswith((console_url, "data:"))] == []
 
 
 def test_a_wrong_key_is_refused_and_an_admin_key_is_kept_for_the_tab(console: Console) -> None:
@@ -361,29 +259,27 @@ def test_a_wrong_key_is_refused_and_an_admin_key_is_kept_for_the_tab(console: Co
     console.reads("Read-only", ".who")
 
 
-def test_a_key_is_made_and_revoked_where_all_need_one(opened: Console, tmp_path: Path) -> None:
-    """Last: the page goes to another server."""
-    (tmp_path / "gateway.toml").write_text(KEYED.format(folder=tmp_path))
-    (tmp_path / "keys.json").write_text('{"keys": []}')
-    with serving(
-        tmp_path / "log", "--config", str(tmp_path / "gateway.toml"), env={"CONSOLE_ADMIN_KEYS": "root"}
-    ) as url:
-        console = Console(opened.page, url)
-        console.open()
-        console.fill("API key", "root")
-        console.click("Log in")
-        console.reads("Administrator", ".who")
-        console.view("Keys")
-        console.click("New key")
-        console.fill("Name", "colleague")
-        console.fill("Requests a minute", "30")
-        console.click("Make the key")
-        console.reads("shown this once", "[aria-label=Keys]")
-        console.reads("30 requests a minute", "[aria-label=Keys] table")
-        console.check_layout()
-        console.click("Revoke colleague")
-        console.click("Revoke colleague for good")
-        console.page.until("!document.querySelector('[aria-label=Keys] table').innerText.includes('colleague')")
-        assert json.loads((tmp_path / "keys.json").read_text()) == {"keys": []}
-    # The page sees that the server is gone.
-    console.reads("The server does not answer.")
+def test_a_request_is_replayed_on_another_arm(console: Console, console_url: str) -> None:
+    post(console_url, {"model": "chat:base", "messages": [{"role": "user", "content": "Of France?"}]})
+    console.view("Requests")
+    console.fill("Outcome", "all")
+    console.fill("Endpoint", "chat")
+    console.page.run("document.querySelector('.log-table tbody button').click()")
+    console.reads("Text of the answer", ".detail")
+    console.click("Body of the request")
+    console.reads("Of France?", ".detail details")
+    console.fill("On", "chat → candidate")
+    console.click("Replay")
+    console.reads("candidate", "[aria-label=Replay] dl")
+    assert console.page.run("document.querySelectorAll('[aria-label=Replay] mark').length") > 0
+    console.check_layout()
+    console.click("Close")
+    console.fill("Endpoint", "all")
+
+
+def test_nothing_moves_where_motion_is_unwanted(console: Console) -> None:
+    console.page.show(1400, still=True)
+    moving = "[...document.querySelectorAll('*')].filter((each) => getComputedStyle(each).transitionDuration !== '0s')"
+    assert console.page.run(f"{moving}.length + document.getAnimations().length") == 0
+    console.page.show(1400)
+    assert console.page.run(f"{moving}.length") > 0

@@ -65,8 +65,9 @@ def test_a_format_holds(server: Server, client: ollama.Client) -> None:
 
 
 def test_models(server: Server, client: ollama.Client) -> None:
-    assert server.model in [model.model for model in client.list().models]
-    assert [model.model for model in client.ps().models] == [server.model]
+    listed = f"{server.model}:latest"
+    assert listed in [model.model for model in client.list().models]
+    assert [model.model for model in client.ps().models] == [listed]
     assert "completion" in client.show(server.model).capabilities
 
 

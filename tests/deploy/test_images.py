@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -11,48 +11,24 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
+from tests.deploy.images import ROOT, Image, build, instructions, is_ignored
 from tests.missing_tools import missing
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/docker"
 HADOLINT = ROOT / ".venv-tools/bin/hadolint"
 FILES = sorted(FOLDER.glob("Dockerfile*"))
 NAMES = [file.name for file in FILES]
 
 
-class Instruction(NamedTuple):
-    """One instruction of a Dockerfile."""
-
-    name: str
-    rest: str
-
-
-def instructions(file: Path) -> list[Instruction]:
-    text = re.sub(r"^\s*#.*\n", "", file.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
-    return [Instruction(*line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
-
-
 def commands(file: Path) -> list[str]:
     """The shell commands of all RUN instructions."""
     runs = (each.rest for each in instructions(file) if each.name == "RUN")
     return [command.strip() for run in runs for command in run.split("&&")]
-
-
-def is_ignored(path: str) -> bool:
-    """Whether `.dockerignore` leaves a file or folder out: the last pattern that matches decides."""
-    ignored = False
-    for line in (ROOT / ".dockerignore").read_text().splitlines():
-        if line.strip() and not line.startswith("#"):
-            pattern = line.lstrip("!").rstrip("/").removeprefix("**/")
-            if any(fnmatch.fnmatch(part, pattern) for part in (path, *map(str, Path(path).parents))):
-                ignored = not line.startswith("!")
-    return ignored
 
 
 def test_there_are_three() -> None:
@@ -136,3 +112,63 @@ def test_the_health_check(status: int | None, code: int) -> None:
         assert done.returncode == code, done.stderr
         if thread is not None:
             thread.join()
+
+
+# --- the gateway's image, step by step
+
+CONFIG = """\
+[server]
+keys_env = "GATEWAY_KEYS"
+[backends.s]
+kind = "scripted"
+[endpoints.chat]
+served_entities = [{ name = "s", backend = "s", model = "echo" }]
+"""
+# What runs in the container: its command, its health check until it is healthy, and a client.
+INSIDE = """\
+import json, os, subprocess, sys, time, urllib.request
+command, health = json.loads(sys.argv[1])
+server = subprocess.Popen(command)
+began = time.monotonic()
+while subprocess.run(health).returncode and server.poll() is None and time.monotonic() < began + 120:
+    time.sleep(0.1)
+body = json.dumps({"model": "chat", "messages": [{"role": "user", "content": "one two"}]}).encode()
+headers = {"authorization": "Bearer one", "content-type": "application/json"}
+request = urllib.request.Request("http://127.0.0.1:8000/v1/chat/completions", body, headers)
+with urllib.request.urlopen(request, timeout=60) as answer:
+    text = json.load(answer)["choices"][0]["message"]["content"]
+server.terminate()
+print(json.dumps({"text": text, "code": server.wait(), "user": os.getuid(), "home": os.getcwd()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    try:
+        # Without bytecode, whose compiling takes most of the time.
+        return build(FOLDER / "Dockerfile", tmp_path_factory.mktemp("image"), {"PIP_NO_COMPILE": "1"})
+    except subprocess.CalledProcessError as error:
+        raise AssertionError(f"{error}\n{error.stdout[-3000:]}\n{error.stderr[-3000:]}") from None
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("image")
+@pytest.mark.skipif("INTERLINGUA_IMAGE" not in os.environ, reason="`make test-image` builds it, as root, for chroot")
+def test_the_steps_of_the_gateways_image_make_one_that_answers(image: Image) -> None:
+    installed = image.folder / "opt/interlingua"
+    packages = {file.name for file in installed.glob("lib/python*/site-packages/*")}
+    assert {"gateway", "litestar", "numpy"} <= packages  # numpy for experiments
+    assert not packages & {"torch", "transformers", "pip", "tests"}
+    assert not (image.folder / "src").exists()
+
+    config = image.folder / "etc/interlingua/gateway.toml"
+    config.parent.mkdir()
+    config.write_text(CONFIG)
+    image.environment["GATEWAY_KEYS"] = "one,another"
+    words = json.dumps([[*image.entrypoint, *image.command], image.health])
+    done = subprocess.run(
+        image.inside(["python", "-c", INSIDE, words], own_network=True), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = json.loads(done.stdout.splitlines()[-1])
+    assert shown == {"text": "one two", "code": 0, "user": 10001, "home": "/var/lib/interlingua"}

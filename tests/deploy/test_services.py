@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,7 +16,8 @@ from gateway.check import read_file
 from gateway.config import parse
 from tests.missing_tools import missing
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose"
 UNIT = DEPLOY / "systemd/interlingua.service"
 
@@ -26,8 +29,15 @@ def program(name: str, package: str) -> str:
     return found
 
 
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
+def tool(name: str) -> str:
+    """The path of a program of the environment of tools."""
+    if not (found := ROOT / ".venv-tools/bin" / name).exists():
+        pytest.skip(missing("make .venv-tools/.installed"))
+    return str(found)
+
+
+def run(*command: str, **environment: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -66,6 +76,23 @@ def test_compose_uses_what_it_declares(compose: dict[str, Any]) -> None:
         assert name == "gateway" or ":" in service["image"], f"{name}: the image has no version"
     for service in (services["prometheus"], services["grafana"]):  # no login, or a default one
         assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+
+
+def test_compose_reads_its_file(tmp_path: Path) -> None:
+    variables = {"GATEWAY_KEYS": "one,another", "METRICS_KEY": "one", "DOCKER_CONFIG": str(tmp_path)}
+    command = [tool("docker-compose"), "--file", str(COMPOSE / "compose.yaml"), "config"]
+    shown = json.loads(run(*command, "--format", "json", **variables))
+    assert shown["services"].keys() == {"gateway", "prometheus", "grafana"}
+    assert shown["services"]["gateway"]["environment"] == {"GATEWAY_KEYS": "one,another"}
+    for service in shown["services"].values():
+        bound = [each["source"] for each in service["volumes"] if each["type"] == "bind"]
+        assert bound
+        assert all(Path(source).exists() for source in bound)
+    # Without keys a gateway that listens on all addresses refuses to start, so compose refuses first.
+    variables["GATEWAY_KEYS"] = ""
+    done = subprocess.run([*command, "--quiet"], capture_output=True, text=True, env=os.environ | variables)
+    assert done.returncode != 0
+    assert "set it to the API keys" in done.stderr
 
 
 @pytest.mark.slow
@@ -129,6 +156,15 @@ def test_nginx_reads_its_configuration(tmp_path: Path) -> None:
 
 
 # --- Kubernetes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", ["1.27", "1.37"])
+def test_kubernetes_has_the_fields_of_the_manifests(version: str) -> None:
+    files = [str(file) for file in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
+    shown = run(tool("kubernetes-validate"), "--strict", "--kubernetes-version", version, *files)
+    assert shown.count(" passed for resource ") == 5
+    assert "WARN" not in shown
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ import atheris  # type: ignore[import-not-found]  # an extra of its own: no part
 
 with atheris.instrument_imports(include=["adapters", "backends", "gateway", "schemas"]):
     from adapters.base import Call
-    from adapters.multipart import form_field, is_form, with_field
-    from adapters.sse import EventReader
+    from adapters.formats.multipart import form_field, is_form, with_field
+    from adapters.formats.sse import EventReader
     from backends.images import ImageOptions
     from backends.images.header import check_header
     from backends.native.protocol.frames import FrameError, FrameReader, encode_frame

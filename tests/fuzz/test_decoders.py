@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.base import Call, Route
-from adapters.sse import EventReader
+from adapters.formats.sse import EventReader
 from backends.images import ImageOptions
 from backends.images.header import check_header
 from backends.native.protocol.frames import FrameError, FrameReader

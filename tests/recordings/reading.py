@@ -32,7 +32,10 @@ class Heard(NamedTuple):
 
 
 def frames(data: bytes) -> Iterator[Frame]:
-    """The JSON of each event, as the providers' own SDKs find it."""
+    """The JSON of each event or, of Ollama's, each line, as the providers' own SDKs find it."""
+    if data.startswith(b"{"):
+        yield from map(json.loads, data.splitlines())
+        return
     for event in data.replace(b"\r\n", b"\n").decode().split("\n\n"):
         lines = [line[5:].removeprefix(" ") for line in event.split("\n") if line.startswith("data:")]
         if lines and lines != ["[DONE]"]:
@@ -42,6 +45,10 @@ def frames(data: bytes) -> Iterator[Frame]:
 def heard(events: list[Frame], index: int = 0) -> Heard:
     """Read a stream of the chat protocols, TGI or Triton."""
     first = events[0]
+    if "candidates" in first:
+        return _of_gemini(events)
+    if "done" in first:
+        return _of_ollama(events)
     if "token" in first:
         return _of_tgi(events)
     if "text_output" in first:
@@ -126,6 +133,42 @@ def _of_responses(events: list[Frame]) -> Heard:
     last = events[-1]["response"]
     usage = last["usage"]["input_tokens"], last["usage"]["output_tokens"]
     return Heard(text, reasoning, refusal, _decoded(calls), last["status"], usage)
+
+
+def _of_gemini(events: list[Frame]) -> Heard:
+    text = reasoning = finish = ""
+    calls: list[tuple[str, Any]] = []
+    usage = None
+    for event in events:
+        usage = event.get("usageMetadata", usage)
+        for candidate in event.get("candidates", ()):
+            for part in candidate.get("content", {}).get("parts", ()):
+                thought = part.get("thought", False)
+                reasoning += part.get("text", "") if thought else ""
+                text += "" if thought else part.get("text", "")
+                if "functionCall" in part:
+                    calls.append((part["functionCall"]["name"], part["functionCall"].get("args", {})))
+            finish = candidate.get("finishReason", finish)
+    assert usage is not None
+    generated = usage.get("candidatesTokenCount", 0) + usage.get("thoughtsTokenCount", 0)
+    # The protocol has no reason of its own for calls.
+    finish = "tool_calls" if calls else {"STOP": "stop", "MAX_TOKENS": "length"}.get(finish, finish)
+    return Heard(text, reasoning, "", tuple(calls), finish, (usage["promptTokenCount"], generated))
+
+
+def _of_ollama(events: list[Frame]) -> Heard:
+    # Of `/api/generate`, an event is the message.
+    messages = [event.get("message") or {"content": event["response"]} for event in events]
+    calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+    last = events[-1]
+    return Heard(
+        "".join(message["content"] for message in messages),
+        "".join(message.get("thinking") or "" for message in messages),
+        "",
+        tuple((call["name"], call["arguments"]) for call in calls),
+        "tool_calls" if calls else last["done_reason"],  # likewise
+        (last.get("prompt_eval_count", 0), last.get("eval_count", 0)),
+    )
 
 
 def _of_tgi(events: list[Frame]) -> Heard:

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from adapters.base import Reply
+from adapters.calls import written_signature
 from adapters.fold import visible_text
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
@@ -133,7 +134,8 @@ def chat_finish(dialect: Dialect, request: Generate, reason: FinishReason) -> st
 
 
 def _tool_call(call: ToolCall) -> requests.ToolCall:
-    return requests.ToolCall(id=call.id, function=requests.FunctionCall(call.name, call.arguments))
+    function = requests.FunctionCall(call.name, call.arguments)
+    return requests.ToolCall(id=call.id, function=function, extra_content=written_signature(call.signature))
 
 
 def _function_call(calls: tuple[ToolCall, ...]) -> requests.FunctionCall | UnsetType:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from adapters.calls import written_signature
 from adapters.fold import NO_ARGUMENTS
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.answers import chat_finish, prompt_ids
@@ -165,6 +166,7 @@ def _tool_call(call: ToolDelta) -> ToolCallDelta:
         # repeated string would be appended.
         type=UNSET if call.id is None else "function",
         function=_function(call),
+        extra_content=written_signature(call.signature),
     )
 
 

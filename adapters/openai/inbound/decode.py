@@ -107,8 +107,8 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         prompt_scores=prompt_scores(given),
         returns_ids=given.return_token_ids is True,
         unread=own_fields(given) + unread_parts(given.messages),
-        # Chats are not stored here, but where the body is sent on.
-        unknown=extra.paths + (("store",) if given.store else ()),
+        stored_items=origin.body if given.store and call.keeps else None,
+        unknown=extra.paths + _without_effect(given, call),
         origin=origin,
     )
 
@@ -153,7 +153,7 @@ def read_completion(
         prompt_scores=prompt_scores(given),
         returns_ids=given.return_token_ids is True,
         unread=own_fields(given),
-        unknown=extra.paths,
+        unknown=extra.paths + _without_effect(given, call),
         origin=origin,
     )
 
@@ -218,23 +218,22 @@ def _best_of(given: wire.GenerationRequest) -> int | None:
     return given.best_of if (given.best_of or 1) > (given.n or 1) else None
 
 
+_SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name in wire.GenerationRequest.__struct_fields__)
+"""The fields with the name of a parameter of the IR, which is their meaning, too."""
+
+
 def _sampling(given: wire.GenerationRequest) -> Sampling:
-    return Sampling(
-        # OpenAI's default is a temperature of 1; the IR's default without any parameter would be greedy.
-        do_sample=True,
-        temperature=given.temperature,
-        top_k=given.top_k if given.top_k is not None and given.top_k > 0 else None,  # vLLM: -1 and 0 turn it off
-        # OpenAI takes 0 as "the most likely token alone"; the IR's interval is open at 0.
-        top_p=SMALLEST_TOP_P if given.top_p == 0 else given.top_p,
-        min_p=given.min_p or None,
-        typical_p=given.typical_p,
-        repetition_penalty=given.repetition_penalty,
-        presence_penalty=given.presence_penalty,
-        frequency_penalty=given.frequency_penalty,
-        logit_bias=tuple([(int(token), bias) for token, bias in given.logit_bias.items()]) if given.logit_bias else (),
-        bad_words=(given.bad_words,) if isinstance(given.bad_words, str) else given.bad_words or (),
-        seed=None if given.seed is None else given.seed % 2**64,  # a negative seed is its two's complement
-    )
+    fields: dict[str, Any] = {name: getattr(given, name) for name in _SAMPLING}
+    # OpenAI's default is a temperature of 1; the IR's default without any parameter would be greedy.
+    fields["do_sample"] = True
+    fields["top_k"] = given.top_k if given.top_k is not None and given.top_k > 0 else None  # vLLM: -1 and 0 turn it off
+    # OpenAI takes 0 as "the most likely token alone"; the IR's interval is open at 0.
+    fields["top_p"] = SMALLEST_TOP_P if given.top_p == 0 else given.top_p
+    fields["min_p"] = given.min_p or None
+    fields["logit_bias"] = tuple([(int(token), bias) for token, bias in (given.logit_bias or {}).items()])
+    fields["bad_words"] = (given.bad_words,) if isinstance(given.bad_words, str) else given.bad_words or ()
+    fields["seed"] = None if given.seed is None else given.seed % 2**64  # a negative seed is its two's complement
+    return Sampling(**fields)
 
 
 def _stopping(dialect: Dialect, given: wire.GenerationRequest, limit: int | None) -> Stopping:
@@ -248,6 +247,29 @@ def _stopping(dialect: Dialect, given: wire.GenerationRequest, limit: int | None
         ignore_eos=bool(given.ignore_eos),
         include_stop=bool(given.include_stop_str_in_output),
     )
+
+
+def _without_effect(given: wire.GenerationRequest, call: Call) -> tuple[str, ...]:
+    """The fields that are known, and change nothing but where the body is sent on."""
+    schema = given.response_format.json_schema if given.response_format is not None else None
+    outputs = given.structured_outputs or wire.StructuredOutputs()
+    options = given.stream_options or wire.StreamOptions()
+    messages = given.messages if isinstance(given, wire.ChatRequest) else ()
+    # An assistant answers or refuses: of both, the answer is what it said.
+    refused = next((place for place, each in enumerate(messages) if each.refusal and each.content), None)
+    asked = (
+        (f"messages[{refused}].refusal", refused is not None),
+        ("store", isinstance(given, wire.ChatRequest) and given.store and not call.keeps),
+        ("stream_options.include_obfuscation", options.include_obfuscation),
+        ("response_format.json_schema.description", schema is not None and schema.description),
+        # vLLM's. JSON has canonical whitespace here, and objects have the properties that their schema allows.
+        ("guided_whitespace_pattern", given.guided_whitespace_pattern),
+        ("structured_outputs.whitespace_pattern", outputs.whitespace_pattern),
+        ("structured_outputs.disable_any_whitespace", outputs.disable_any_whitespace),
+        ("structured_outputs.disable_additional_properties", outputs.disable_additional_properties),
+        ("priority", given.priority),
+    )
+    return tuple(name for name, value in asked if value)
 
 
 def _hints(given: wire.GenerationRequest) -> dict[str, Any]:

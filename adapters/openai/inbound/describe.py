@@ -55,4 +55,5 @@ def _model(dialect: Dialect, card: ModelCard, name: str) -> Model:
         owned_by=dialect.answers.owned_by,
         root=card.name if name != card.name else UNSET,
         parent=card.parent or UNSET,
+        max_model_len=card.context_length or UNSET,
     )

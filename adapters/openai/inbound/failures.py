@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import msgspec
 
 from adapters.base import Headers, Reply
+from adapters.dialect import row_for
 from adapters.openai.dialects import Dialect
 from schemas.errors import GatewayError, InvalidRequest, MethodNotAllowed, UnsupportedFeature
 from schemas.ir import ChatPrompt, Generate, ImagePart, Part
@@ -39,21 +40,21 @@ _IMAGE = re.compile(r"images(?:\[(\d+)\])?")
 
 def error_reply(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Reply:
     """The reply to an error; `request` is the request, if it could be decoded."""
-    status = dialect.wording.failures[error.kind].status
+    status = row_for(dialect.wording.failures, error).status
     return Reply(error_body(dialect, error, request), status, headers=error_headers(dialect, error))
 
 
 def error_body(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> bytes:
     """The JSON of an error."""
     if dialect.wording.error_body == "mindie":
-        failure = dialect.wording.failures[error.kind]
+        failure = row_for(dialect.wording.failures, error)
         return msgspec.json.encode(MindieErrorResponse(failure.text.format(message=error.message), failure.type))
     return msgspec.json.encode(ErrorResponse(wire_error(dialect, error, request)))
 
 
 def wire_error(dialect: Dialect, error: GatewayError, request: Generate | None = None) -> Error:
     """An error in OpenAI's form, with all four keys."""
-    failure = dialect.wording.failures[error.kind]
+    failure = row_for(dialect.wording.failures, error)
     message = failure.text.format(message=error.message)
     written = error.failed_generation if isinstance(error, InvalidRequest) else None
     return Error(message, failure.type, _param(error, request), error.code or failure.code, written)
@@ -69,7 +70,7 @@ def error_headers(dialect: Dialect, error: GatewayError) -> Headers:
             ("retry-after-ms", str(math.ceil(error.retry_after * 1000))),
         )
     # `x-should-retry` is what OpenAI's own servers send to overrule the SDKs' rules. A time to retry rules it out.
-    elif dialect.wording.failures[error.kind].final:
+    elif row_for(dialect.wording.failures, error).final:
         headers += (("x-should-retry", "false"),)
     if isinstance(error, MethodNotAllowed) and error.allowed:
         headers += (("allow", ", ".join(error.allowed)),)

@@ -30,6 +30,8 @@ def with_tools(given: wire.ChatRequest) -> wire.ChatRequest:
     if not given.functions:
         raise refused("function_call", "'function_call' is only allowed when 'functions' are specified.")
     call = given.function_call
+    if isinstance(call, wire.FunctionName) and call.name not in {function.name for function in given.functions}:
+        raise refused("function_call", f"Function '{call.name}' not found in 'functions' parameter.")
     choice = call if call is None or isinstance(call, str) else wire.ToolChoice("function", call)
     tools = tuple(wire.Tool("function", function) for function in given.functions)
     # The form has room for one call only.

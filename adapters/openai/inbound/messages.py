@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+from adapters.calls import read_signature
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import empty, missing, not_one_of, refused
 from adapters.openai.inbound.parts import read_part
@@ -70,7 +71,7 @@ def _content(dialect: Dialect, given: wire.ChatMessage, param: str) -> str | tup
 def _tool_call(call: wire.ToolCall, param: str) -> ToolCall:
     if call.type != "function":
         raise not_one_of(f"{param}.type", call.type, ("function",))
-    return ToolCall(call.id, call.function.name, call.function.arguments)
+    return ToolCall(call.id, call.function.name, call.function.arguments, read_signature(call.extra_content))
 
 
 def _characters(message: Message) -> int:

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import msgspec
 
 from adapters.base import Headers
+from adapters.formats.sse import guard
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.answers import wire_usage
-from adapters.sse import guard
 from schemas.errors import GatewayError
 from schemas.ir import Delta, Events, Generate, Relayed, Started, Usage
 

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/rerank`, `/v1/score` and `/classify` for models here, and their answers."""
+"""Bodies of `/v1/rerank`, `/v1/score` and `/classify` for models here, and their answers; `tei` has those of TEI."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from adapters.dialect import Bound
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import check_bound, empty, missing, refused
 from adapters.openai.inbound.decode import read_fields, read_prompts
+from adapters.openai.pooling import tei
 from adapters.unknown_fields import Unknown
 from schemas.openai import scores as wire
 from schemas.openai.answers import EmbeddingUsage
 from schemas.origin import Relay, Scoring
 from schemas.scores import Score, Scores
 
+_TEI: dict[str, tuple[Callable[[Dialect, Relay, Any], Score], Callable[[Score, Scores], Reply]]] = {
+    "rerank_texts": (tei.read_rank_texts, tei.write_rank_texts),
+    "predict": (tei.read_predict, tei.write_predict),
+}
+"""Operations in the form of text-embeddings-inference."""
 _TOP_N = Bound("top_n", 0)
 _TRUNCATE = Bound("truncate_prompt_tokens", -1)
 
@@ -31,11 +37,14 @@ def read_score(dialect: Dialect, request: Relay) -> Score:
         schemas.errors.RequestError: a field is missing or wrong.
     """
     assert request.scoring is not None
-    return _READ[request.scoring](dialect, request, parse(request.origin.body))
+    read, _ = _TEI.get(request.origin.operation, (_READ[request.scoring], None))
+    return read(dialect, request, parse(request.origin.body))
 
 
 def encode_scores(request: Score, answer: Scores, created: int) -> Reply:
     """The answer to a request of `read_score`; `created` is Unix time in seconds."""
+    if (form := _TEI.get(request.origin.operation)) is not None:
+        return form[1](request, answer)
     body = _WRITE[request.task](request, answer, created)
     return Reply(msgspec.json.encode(body))
 

@@ -11,11 +11,12 @@ import msgspec
 
 from adapters.base import Reply
 from adapters.body import UNREADABLE
-from adapters.frames import FrameReader
+from adapters.formats.frames import FrameReader
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.echo import without_echo
 from adapters.openai.remote.encode_request import raw_fields, relays_answer
 from adapters.openai.remote.failures import event_failure, is_error
+from adapters.openai.remote.thoughts import ThoughtReader, google_content, has_thought
 from adapters.openai.remote.tokens import Aligner, remote_tokens
 from adapters.remote_failures import malformed
 from schemas.errors import Incomplete
@@ -118,7 +119,7 @@ class ChoiceReader:
         generated: number of tokens so far, a lower bound: a delta without tokens counts as one.
     """
 
-    __slots__ = ("_aligner", "_calls", "_dialect", "_index", "_request", "finished", "generated")
+    __slots__ = ("_aligner", "_calls", "_dialect", "_index", "_request", "_thoughts", "finished", "generated")
 
     def __init__(self, dialect: Dialect, request: Generate, index: int) -> None:
         self._dialect = dialect
@@ -127,6 +128,7 @@ class ChoiceReader:
         # Without requested log-probabilities those of a remote that always sends them are dropped.
         self._aligner = Aligner(request.top_logprobs) if request.logprobs else None
         self._calls: set[int] = set()
+        self._thoughts: ThoughtReader | None = None  # once some are flagged
         self.finished = False
         self.generated = 0
 
@@ -135,6 +137,9 @@ class ChoiceReader:
         text, reasoning = read_content(message)
         # A chat has `delta` or `message`, a completion `text`: never both.
         text += choice.text or ""
+        if self._thoughts is not None or message.extra_content is not None:
+            text, thought = self._tell_thoughts(text, message, ended=bool(choice.finish_reason))
+            reasoning += thought
         tokens = () if self._aligner is None else self._aligner.feed(remote_tokens(choice.logprobs), text)
         refusal = message.refusal or ""
         calls: tuple[ToolDelta, ...] = ()
@@ -154,6 +159,17 @@ class ChoiceReader:
         reason, stop = read_finish(self._dialect, choice)
         return (Finished(self._index, text, tokens, reasoning, refusal, calls, reason=reason, stop=stop),)
 
+    def _tell_thoughts(self, text: str, message: RemoteMessage, *, ended: bool) -> tuple[str, str]:
+        """The text and the thoughts of a piece of content; thoughts are flagged beside it."""
+        flagged = has_thought(message.extra_content)
+        if self._thoughts is None:
+            if not flagged:
+                return text, ""
+            # Log-probabilities are those of the content with its tags, which are no text.
+            self._thoughts, self._aligner = ThoughtReader(), None
+        text, thought = self._thoughts.feed(text, flagged=flagged)
+        return text, thought + (self._thoughts.close() if ended else "")
+
     def _call(self, place: int, call: RemoteToolCall) -> ToolDelta:
         """A part of a tool call. Some servers repeat id and name in every part, others give no id at all."""
         # Whole answers have no `index`; neither do the chunks of servers that send each call as a whole.
@@ -165,7 +181,8 @@ class ChoiceReader:
             return ToolDelta(index, arguments=arguments)
         self._calls.add(index)
         id = call.id or f"call_{self._request.id}_{self._index}_{index}"
-        return ToolDelta(index, id, function.name, arguments)
+        signature = google_content(call.extra_content).get("thought_signature")
+        return ToolDelta(index, id, function.name, arguments, signature if isinstance(signature, str) else None)
 
 
 def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from adapters.calls import written_signature
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.responses.decode import OPERATION
 from adapters.outbound import image_url, inexpressible
@@ -282,7 +283,8 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    fields = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return fields if call.signature is None else fields | {"extra_content": written_signature(call.signature)}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

@@ -13,11 +13,13 @@ import msgspec
 
 from adapters.base import Record, Reply
 from adapters.blocks import Blocks, Opened, Said
+from adapters.calls import written_signature
 from adapters.fold import Kind, blocks
+from adapters.formats.sse import guard
 from adapters.openai.inbound.logprobs import chat_logprobs
 from adapters.openai.inbound.stream import STREAM_HEADERS, STREAM_TYPE
 from adapters.openai.responses.response import ended, new_response, record_of
-from adapters.sse import guard
+from adapters.optional import Opening
 from schemas import responses as wire
 from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError, RateLimited, RequestError
@@ -95,6 +97,15 @@ class ResponseWriter:
         self._logprobs: Logprobs = ()
         self._location: dict[str, Any] = {}
 
+    def open(self) -> Opening:
+        """The queued response, which a response in the background begins as."""
+        queued = msgspec.structs.replace(self._snapshot(), status="queued")
+        body = _json(queued)
+        record = record_of(self._request, queued, body)
+        assert record is not None  # `decode` refuses what cannot be stored
+        events = self._event("response.created", response=queued) + self._event("response.queued", response=queued)
+        return Opening(record, self._sequence_number, events, Reply(body))
+
     def feed(self, events: Events) -> bytes:
         """The protocol's events for a batch of ours."""
         out: list[bytes] = []
@@ -105,7 +116,11 @@ class ResponseWriter:
                 self._model = event.model
                 # OpenAI sends both, one after the other.
                 response = self._snapshot()
-                out += [self._event(type, response=response) for type in ("response.created", "response.in_progress")]
+                if self._request.detached:
+                    self.record = record_of(self._request, response, _json(response))
+                else:
+                    out.append(self._event("response.created", response=response))
+                out.append(self._event("response.in_progress", response=response))
             elif isinstance(event, Usage):
                 response = ended(self._snapshot(), self._reason, event, int(self._now()))
                 # Set before the bytes of the terminal event are returned: the gateway stores it before it sends them,
@@ -118,6 +133,8 @@ class ResponseWriter:
         """The event that ends the stream with an error."""
         failure = wire.Failure(_error_code(error), error.message)
         response = msgspec.structs.replace(self._snapshot(), status="failed", error=failure)
+        if self._request.detached:
+            self.record = record_of(self._request, response, _json(response))
         return self._event("response.failed", response=response)
 
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
@@ -231,6 +248,7 @@ def _call_item(
         arguments=arguments,
         call_id=call.id or _item_id("call", request, call_index),
         name=call.name or "",
+        extra_content=written_signature(call.signature),
     )
 
 

@@ -9,28 +9,33 @@ import msgspec
 from adapters.base import Call
 from adapters.dialect import Bound
 from adapters.openai.dialects import PENALTIES, Dialect
-from adapters.openai.inbound.checks import check_bound, empty, missing, not_one_of
+from adapters.openai.inbound.checks import check_bound, empty, not_one_of, refused
 from adapters.openai.inbound.decode import read_model
-from adapters.openai.inbound.parts import image_part
 from adapters.openai.inbound.tools import choice_of_keyword, choice_of_names, json_schema_grammar, read_tools
-from adapters.openai.responses.stored import REFERENCE, Items, conversation_items, input_items, referenced_item
+from adapters.openai.responses.items import append, read_message
+from adapters.openai.responses.stored import (
+    REFERENCE,
+    Items,
+    conversation_items,
+    input_items,
+    no_conversation,
+    referenced_item,
+)
 from adapters.unknown_fields import Unknown
 from schemas import responses as wire
-from schemas.errors import UnsupportedFeature
+from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     SMALLEST_TOP_P,
     ChatPrompt,
+    Conversation,
     Generate,
     Grammar,
     Message,
     Origin,
-    Part,
     Sampling,
     Stopping,
-    TextPart,
     Tokenize,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 
@@ -49,10 +54,9 @@ _BOUNDS = (
     *PENALTIES,
 )
 _TRUNCATIONS = ("auto", "disabled")
-_ROLES = ("system", "developer", "user", "assistant")
-_UNSUPPORTED_FIELDS = ("conversation", "background", "prompt", "moderation", "context_management")
-_LOGPROBS = "message.output_text.logprobs"
-_INCLUDABLE = ("reasoning.encrypted_content", _LOGPROBS)
+_UNSUPPORTED_FIELDS = ("prompt", "moderation", "context_management")
+LOGPROBS = "message.output_text.logprobs"
+INCLUDABLE = ("reasoning.encrypted_content", LOGPROBS)
 
 
 def read_response(
@@ -72,19 +76,24 @@ def read_response(
     """
     _check(given)
     tools = read_tools(dialect, given.tools or ())
+    if given.background:
+        _check_background(given, call)
     # After the checks that need no storage.
-    before = conversation_items(call, given.previous_response_id)
+    before = _items_before(given, call)
+    added = _added_items(given, origin, call)
     # `top_logprobs` alone does not ask for them: the items have log-probabilities only if they are included.
-    logprobs = _LOGPROBS in (given.include or ())
+    logprobs = LOGPROBS in (given.include or ())
     return Generate(
         id=call.id,
         model=read_model(dialect, given.model, call),
-        prompts=(_conversation(given, msgspec.convert(before, tuple[wire.Item, ...]), call),),
+        prompts=(_messages(given, msgspec.convert(before, tuple[wire.Item, ...]), call),),
         sampling=_sampling(given),
         stopping=Stopping(max_new_tokens=given.max_output_tokens),
         stream=bool(given.stream),
         stream_usage=True,
-        stored_items=_stored_items(given, before, origin, call),
+        stored_items=_stored_items(given, before, added, call),
+        conversation=_conversation(given, added),
+        detached=bool(given.background),
         overflow="drop_turns" if given.truncation == "auto" else dialect.requests.overflow,
         raw_prompt=False,
         logprobs=logprobs,
@@ -98,7 +107,7 @@ def read_response(
         prompt_cache_key=given.prompt_cache_key,
         hints=_hints(given),
         extra=extra,
-        unknown=extra.paths,
+        unknown=(*extra.paths, *_without_effect(given)),
         origin=origin,
     )
 
@@ -111,9 +120,15 @@ def read_count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, ca
     """
     request = read_response(dialect, given, origin, call, extra)
     hidden = request.tool_choice is not None and request.tool_choice.mode == "none"
-    tools = () if hidden else request.tools
     return Tokenize(
-        id=request.id, model=request.model, prompt=request.prompts[0], tools=tools, unknown=extra.paths, origin=origin
+        id=request.id,
+        model=request.model,
+        prompt=request.prompts[0],
+        tools=() if hidden else request.tools,
+        hints={name: value for name, value in request.hints.items() if name in ("reasoning_effort", "verbosity")},
+        # All of the conversation is counted, though some of it may be left out for an answer.
+        unknown=(*request.unknown, *(("truncation",) if request.overflow == "drop_turns" else ())),
+        origin=origin,
     )
 
 
@@ -127,10 +142,27 @@ def _sampling(given: wire.ResponseRequest) -> Sampling:
     )
 
 
+def _without_effect(given: wire.ResponseRequest) -> tuple[str, ...]:
+    """The fields that are known, and change nothing here."""
+    options = given.stream_options if isinstance(given.stream_options, dict) else {}
+    items = () if isinstance(given.input, str) else given.input
+    # Reasoning of earlier turns is not sent to a model again.
+    thought = next((place for place, item in enumerate(items) if item.type == "reasoning"), None)
+    asked = (
+        ("include", "reasoning.encrypted_content" in (given.include or ())),
+        ("reasoning.summary", given.reasoning is not None and given.reasoning.summary is not None),
+        ("stream_options.include_obfuscation", bool(options.get("include_obfuscation"))),
+        ("text.format.description", bool(given.text and given.text.format and given.text.format.description)),
+    )
+    places = tuple(name for name, is_asked in asked if is_asked)
+    return places if thought is None else (*places, f"input[{thought}]")
+
+
 def _hints(given: wire.ResponseRequest) -> dict[str, Any]:
     """The fields for the upstream that the IR does not read."""
     hints = {
         "reasoning_effort": given.reasoning.effort if given.reasoning is not None else None,
+        "verbosity": given.text.verbosity if given.text is not None else None,
         "metadata": given.metadata,
         "service_tier": given.service_tier,
         "safety_identifier": given.safety_identifier,
@@ -139,17 +171,62 @@ def _hints(given: wire.ResponseRequest) -> dict[str, Any]:
     return {name: value for name, value in hints.items() if value is not None}
 
 
-def _stored_items(given: wire.ResponseRequest, before: Items, origin: Origin, call: Call) -> bytes | None:
-    """The JSON of the items `before` and of the input, to store with the answer; None if nothing is to be stored."""
-    if given.store is False or call.records is None:
+def _check_background(given: wire.ResponseRequest, call: Call) -> None:
+    if given.store is False:
+        raise refused("background", "A response in the background must be stored: 'store' cannot be false.")
+    if call.records is None:
+        message = "This server stores no responses, so none can be made in the background."
+        raise UnsupportedFeature(message, feature="background", param="background")
+
+
+def conversation_id(given: wire.ResponseRequest) -> str | None:
+    """The id of the conversation that a request names."""
+    return given.conversation.id if isinstance(given.conversation, wire.ConversationName) else given.conversation
+
+
+def _items_before(given: wire.ResponseRequest, call: Call) -> Items:
+    """The items of the conversation that a request continues, whichever way it names it.
+
+    Raises:
+        schemas.errors.RequestError: it is not stored (any more).
+    """
+    id = conversation_id(given)
+    if id is None:
+        return conversation_items(call, given.previous_response_id)
+    if call.entries is None:
+        raise no_conversation(id)
+    return [msgspec.json.decode(entry) for entry in call.entries]
+
+
+def _added_items(given: wire.ResponseRequest, origin: Origin, call: Call) -> Items | None:
+    """The items of the input as they are stored; None if nothing stores them."""
+    if given.conversation is None and (given.store is False or call.records is None):
         return None
     # From the raw body, not from the struct: stored items keep fields that the struct does not have.
-    return msgspec.json.encode(before + input_items(call, msgspec.json.decode(origin.body)["input"]))
+    return input_items(call, msgspec.json.decode(origin.body)["input"])
+
+
+def _stored_items(given: wire.ResponseRequest, before: Items, added: Items | None, call: Call) -> bytes | None:
+    """The JSON of the items `before` and of the input, to store with the answer; None if nothing is to be stored."""
+    if given.store is False or call.records is None or added is None:
+        return None
+    return msgspec.json.encode(before + added)
+
+
+def _conversation(given: wire.ResponseRequest, added: Items | None) -> Conversation | None:
+    id = conversation_id(given)
+    return Conversation(id, msgspec.json.encode(added)) if id is not None and added is not None else None
 
 
 def _check(given: wire.ResponseRequest) -> None:
     for bound in _BOUNDS:
         check_bound(bound, getattr(given, bound.name))
+    if given.conversation is not None and given.previous_response_id is not None:
+        raise InvalidRequest(
+            "Mutually exclusive parameters: give only one of 'previous_response_id' and 'conversation'.",
+            param="conversation",
+            code="mutually_exclusive_parameters",
+        )
     for field in _UNSUPPORTED_FIELDS:
         if getattr(given, field):
             message = f"The '{field}' parameter is not supported."
@@ -157,11 +234,11 @@ def _check(given: wire.ResponseRequest) -> None:
     if given.truncation not in (None, *_TRUNCATIONS):
         raise not_one_of("truncation", given.truncation, _TRUNCATIONS)
     for name in given.include or ():
-        if name not in _INCLUDABLE:
+        if name not in INCLUDABLE:
             raise UnsupportedFeature(f"'{name}' cannot be included.", feature="include", param="include")
 
 
-def _conversation(given: wire.ResponseRequest, before: tuple[wire.Item, ...], call: Call) -> ChatPrompt:
+def _messages(given: wire.ResponseRequest, before: tuple[wire.Item, ...], call: Call) -> ChatPrompt:
     """The messages: the instructions of this request alone, the items `before` it, and its input."""
     messages: list[Message] = []
     # OpenAI's reference: with `previous_response_id` "the instructions from a previous response will not be carried
@@ -169,7 +246,7 @@ def _conversation(given: wire.ResponseRequest, before: tuple[wire.Item, ...], ca
     if given.instructions:
         messages.append(Message("system", given.instructions))
     for item in before:
-        _append(messages, _message(item, "previous_response_id"))
+        append(messages, read_message(item, "previous_response_id"))
     if isinstance(given.input, str):
         # A plain text stands for one user message.
         messages.append(Message("user", given.input))
@@ -179,62 +256,8 @@ def _conversation(given: wire.ResponseRequest, before: tuple[wire.Item, ...], ca
     for place, item in enumerate(given.input):
         # A reference (the AI SDK sends them for stored items) stands for the item that it names.
         resolved = msgspec.convert(referenced_item(call, item.id or ""), wire.Item) if item.type == REFERENCE else item
-        _append(messages, _message(resolved, f"input[{place}]"))
+        append(messages, read_message(resolved, f"input[{place}]"))
     return ChatPrompt(tuple(messages))
-
-
-def _append(messages: list[Message], message: Message | None) -> None:
-    """Append a message. Tool calls are items of their own here; in the IR they belong to the assistant's message."""
-    if message is None:
-        return
-    # Parallel calls, and a text before them, become one message, which chat templates need.
-    if message.tool_calls and messages and messages[-1].role == "assistant":
-        last = messages.pop()
-        message = Message("assistant", last.content, tool_calls=(*last.tool_calls, *message.tool_calls))
-    messages.append(message)
-
-
-def _message(item: wire.Item, param: str) -> Message | None:
-    """The message of an item; None for reasoning, which is not sent to a model again."""
-    if item.type == "message":
-        if item.role not in _ROLES:
-            raise not_one_of(f"{param}.role", str(item.role), _ROLES)
-        if item.content is None:
-            raise missing(f"{param}.content")
-        return Message(item.role or "", _content(item.content, f"{param}.content"))
-    if item.type == "function_call":
-        if item.call_id is None or item.name is None:
-            raise missing(f"{param}.{'name' if item.name is None else 'call_id'}")
-        return Message("assistant", None, tool_calls=(ToolCall(item.call_id, item.name, item.arguments or "{}"),))
-    if item.type == "function_call_output":
-        if item.call_id is None:
-            raise missing(f"{param}.call_id")
-        return Message("tool", _content(item.output or "", f"{param}.output"), tool_call_id=item.call_id)
-    if item.type == "reasoning":
-        return None
-    message = f"Items of type '{item.type}' are not supported."
-    raise UnsupportedFeature(message, feature=item.type, param=f"{param}.type")
-
-
-def _content(content: str | tuple[wire.Part, ...], param: str) -> str | tuple[Part, ...]:
-    if isinstance(content, str):
-        return content
-    return tuple(_part(part, f"{param}[{place}]") for place, part in enumerate(content))
-
-
-def _part(part: wire.Part, param: str) -> Part:
-    if part.type == "input_image":
-        if part.image_url is None:
-            raise missing(f"{param}.image_url")
-        return image_part(part.image_url, part.detail)
-    # Items of an assistant come back as `output_text` and `refusal`, as they were answered.
-    if part.type not in ("input_text", "output_text", "text", "refusal"):
-        message = f"Content of type '{part.type}' is not supported."
-        raise UnsupportedFeature(message, feature=part.type, param=f"{param}.type")
-    text = part.refusal if part.type == "refusal" else part.text
-    if text is None:
-        raise missing(f"{param}.text")
-    return TextPart(text)
 
 
 def _tool_choice(given: str | wire.Choice | None, tools: tuple[Tool, ...]) -> ToolChoice | None:

@@ -7,12 +7,16 @@ from typing import Any
 import msgspec
 
 from adapters.base import Record
-from adapters.openai.responses.stored import make_record
+from adapters.objects import Append
+from adapters.openai.responses.stored import CONVERSATION, entries_of, make_record
 from schemas import responses as wire
 from schemas.ir import FinishReason, Generate, Usage
 
 _INCOMPLETE_REASONS = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
 """The finish reasons that make a response incomplete -> the protocol's word."""
+
+_ANSWERED = ("completed", "incomplete")
+"""The statuses of responses that become a part of their conversation."""
 
 
 # Read from the client's own bytes, because the IR does not keep them in the client's form: schemas and tool choices
@@ -42,6 +46,8 @@ def new_response(request: Generate, model: str, created: int, output: tuple[wire
         id=f"resp_{request.id}",
         created_at=created,
         status="in_progress",
+        background=request.detached,
+        conversation=wire.ConversationName(request.conversation.id) if request.conversation is not None else None,
         instructions=asked.instructions,
         max_output_tokens=request.stopping.max_new_tokens,
         max_tool_calls=asked.max_tool_calls,
@@ -85,8 +91,15 @@ def ended(response: wire.Response, reason: FinishReason, usage: Usage, now: int)
 
 
 def record_of(request: Generate, response: wire.Response, body: bytes) -> Record | None:
-    """What to store of a response; None if the client or the gateway stores nothing."""
-    return None if request.stored_items is None else make_record(response.id, body, request.stored_items)
+    """What to store of a response, and of its conversation; None if the client or the gateway stores nothing."""
+    append = None
+    if (conversation := request.conversation) is not None and response.status in _ANSWERED:
+        # All that is new in the conversation: the input of this turn and the answer.
+        items = [*msgspec.json.decode(conversation.items), *msgspec.to_builtins(response.output)]
+        append = Append(CONVERSATION, conversation.id, entries_of(items))
+    if request.stored_items is None:
+        return None if append is None else Record(response.id, None, append=append)
+    return msgspec.structs.replace(make_record(response.id, body, request.stored_items), append=append)
 
 
 def _tool(given: dict[str, Any]) -> dict[str, Any]:

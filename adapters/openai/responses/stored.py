@@ -6,14 +6,19 @@ A record holds its whole conversation, so that a response stays usable after the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from adapters.base import Call, Record, Reply
+from adapters.objects import Entry
 from adapters.openai.inbound.checks import not_one_of, refused
 from schemas import responses as wire
-from schemas.errors import InvalidRequest, RouteNotFound, UnsupportedFeature
+from schemas.errors import InvalidRequest, RouteNotFound
+
+CONVERSATION = "conversation"
+"""The kind of the objects whose entries are the items of a conversation."""
 
 REFERENCE = "item_reference"
 """The type of an input item that only names another item."""
@@ -34,6 +39,11 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 class _Output(msgspec.Struct, frozen=True):
     output: Items = []
+
+
+def entries_of(items: Iterable[dict[str, Any]]) -> tuple[Entry, ...]:
+    """Items with ids as the entries of a conversation."""
+    return tuple(Entry(item["id"], msgspec.json.encode(item)) for item in items)
 
 
 def make_record(id: str, response: bytes, items: bytes) -> Record:
@@ -57,6 +67,11 @@ def conversation_items(call: Call, previous: str | None) -> Items:
             code="previous_response_not_found",
         )
     return _all_items(stored)
+
+
+def no_conversation(id: str) -> RouteNotFound:
+    """The error for a conversation that the key does not have."""
+    return RouteNotFound(f"Conversation with id '{id}' not found.")
 
 
 def referenced_item(call: Call, id: str) -> dict[str, Any]:
@@ -86,13 +101,13 @@ def input_items(call: Call, given: Any) -> Items:
     return [
         referenced_item(call, item.get("id") or "")
         if item.get("type") == REFERENCE
-        else _normalized(item, f"{call.id}_in{place}")
+        else normalized(item, f"{call.id}_in{place}")
         for place, item in enumerate(items)
     ]
 
 
-def _normalized(item: dict[str, Any], id: str) -> dict[str, Any]:
-    """The item with type, id and status, and the text of a message as a list of content parts."""
+def normalized(item: dict[str, Any], id: str) -> dict[str, Any]:
+    """The item as it is stored: with type, id and status, and the text of a message as a list of content parts."""
     kind = item.get("type") or "message"
     fields = {"type": kind, "id": f"{_ID_PREFIXES.get(kind, 'item')}_{id}", "status": "completed"}
     # The client's own fields, an id among them, overwrite the defaults.
@@ -104,41 +119,6 @@ def _normalized(item: dict[str, Any], id: str) -> dict[str, Any]:
             text |= {"type": "output_text", "annotations": []}
         fields["content"] = [text]
     return fields
-
-
-def retrieve(call: Call) -> Reply:
-    """The answer of `GET /v1/responses/{id}`.
-
-    Raises:
-        schemas.errors.RequestError: the response is not stored, or is requested as a stream.
-    """
-    if call.query.get("stream", "false") != "false":
-        message = "The 'stream' parameter is not supported: a stored response is returned whole."
-        raise UnsupportedFeature(message, feature="stream", param="stream")
-    return Reply(bytes(_stored(call).response))
-
-
-def delete(call: Call) -> Reply:
-    """The answer of `DELETE /v1/responses/{id}`.
-
-    Raises:
-        schemas.errors.RouteNotFound: the response is not stored.
-    """
-    id = call.path["id"]
-    if call.records is None or not call.records.delete(id):
-        raise _not_found(id)
-    return Reply(msgspec.json.encode(wire.Deleted(id)))
-
-
-def cancel(call: Call) -> Reply:
-    """The answer of `POST /v1/responses/{id}/cancel`: always an error, because no response runs in the background.
-
-    Raises:
-        schemas.errors.RequestError: the response has ended, or is not stored.
-    """
-    # A response that does not exist is 404 first.
-    _stored(call)
-    raise InvalidRequest("Cannot cancel a synchronous response.")
 
 
 def list_items(call: Call) -> Reply:
@@ -185,9 +165,10 @@ def _stored(call: Call) -> StoredResponse:
     """The response that the path names."""
     stored = _load(call, call.path["id"])
     if stored is None:
-        raise _not_found(call.path["id"])
+        raise not_found(call.path["id"])
     return stored
 
 
-def _not_found(id: str) -> RouteNotFound:
+def not_found(id: str) -> RouteNotFound:
+    """The error for a response that the key does not have."""
     return RouteNotFound(f"Response with id '{id}' not found.")

@@ -6,6 +6,7 @@ frame with text of one choice has "" for the others; nothing else identifies the
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 
 from adapters.base import Headers, token_id_headers
 from adapters.fold import visible_text
-from adapters.sse import guard
+from adapters.formats.sse import guard
 from adapters.triton.dialects import Dialect
 from adapters.triton.failures import body as error_body
 from adapters.triton.generate.request import outputs_of
@@ -49,6 +50,9 @@ class Values:
     Args:
         request: the request that is answered.
         dialect: the protocol's variant.
+
+    Attributes:
+        plain: whether the values of a piece are one text alone.
     """
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
@@ -58,12 +62,12 @@ class Values:
         self._prompts = [_prompt_text(request, index) if request.echo else "" for index in range(len(self._choices))]
         # The fast path of ordinary streams: the text alone, of one choice. The prompts need no look: `echo` is refused
         # in streams, and whole answers do not come through `piece`.
-        self._plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.answers.full_text
+        self.plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.answers.full_text
         self.prompt_tokens: int | None = None
 
     def piece(self, piece: Delta, usage: Usage | None = None) -> dict[str, Any]:
         """The values after one more piece; `usage` comes with the last."""
-        if self._plain:
+        if self.plain:
             return {"text_output": _text_of(piece)}
         # Every frame has a value for every choice: arrays are parallel, and "" stands for no news.
         choices = [piece if index == piece.choice else _NOTHING for index in range(len(self._choices))]
@@ -205,31 +209,76 @@ def _unwrapped(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
-class FrameEncoder:
-    """The encoder of one stream of `generate_stream`, which has no terminator: it ends with the connection."""
+class ResponseEncoder(ABC):
+    """The encoder of one stream of responses: from events to the values of each response.
 
-    media_type = EVENT_STREAM
+    Args:
+        request: the request that is answered.
+        dialect: the protocol's variant.
+    """
+
+    media_type: str
     # "The HTTP response code is set in the first response of the SSE" (the generate extension).
     status_waits = True
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
         self.headers: Headers = ()
+        self.abort_after_error = dialect.answers.abort_on_error
         self._request = request
         self._dialect = dialect
         self._values = Values(request, dialect)
-        self._writer = Writer(request, dialect)
         # Choices without a `Finished`.
         self._open = len(request.prompts) * request.n
         self._last: Finished | None = None
-        self._relaying = False
-        self.abort_after_error = dialect.answers.abort_on_error
+
+    @abstractmethod
+    def response(self, values: dict[str, Any], *, is_last: bool) -> bytes:
+        """A response with these values; the last one has the last finish reason."""
+
+    @abstractmethod
+    def fail(self, error: GatewayError) -> bytes:
+        """The error, which ends the stream without a finish reason."""
 
     def feed(self, events: Events) -> bytes:
-        """The frames of these events."""
+        """The responses of these events."""
         return b"".join([self._event(event) for event in events])
 
+    def _event(self, event: Event) -> bytes:
+        if isinstance(event, Started):
+            self._values.prompt_tokens = event.prompt_tokens
+            self.headers = id_headers(self._request, event.token_ids)
+        elif isinstance(event, Finished):
+            self._open -= 1
+            if self._open:
+                return self._response(event)
+            self._last = event  # written at `Usage`, which may have the only token count
+        elif isinstance(event, Delta):
+            return self._response(event) if event.text or event.tokens or event.refusal else b""
+        elif isinstance(event, Usage):
+            # No terminator follows: the response with the last finish reason is the end.
+            return self._response(self._last, event) if self._last else b""
+        return b""
+
+    def _response(self, piece: Delta, usage: Usage | None = None) -> bytes:
+        return self.response(self._values.piece(piece, usage), is_last=usage is not None)
+
+
+class FrameEncoder(ResponseEncoder):
+    """The encoder of one stream of `generate_stream`, which has no terminator: it ends with the connection."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, request: Generate, dialect: Dialect) -> None:
+        super().__init__(request, dialect)
+        self._writer = Writer(request, dialect)
+        self._relaying = False
+
+    def response(self, values: dict[str, Any], *, is_last: bool) -> bytes:  # noqa: ARG002 - the frames are alike
+        """The values as a frame."""
+        return frame(self._writer.object(values), self._dialect)
+
     def fail(self, error: GatewayError) -> bytes:
-        """The error as a frame, which ends the stream without a finish reason."""
+        """The error as a frame."""
         return frame(error_body(error, self._dialect), self._dialect)
 
     def _event(self, event: Event) -> bytes:
@@ -237,25 +286,9 @@ class FrameEncoder:
             self._relaying = True
             # Line breaks between JSON tokens would end the event's data.
             return frame(event.data.replace(b"\n", b""), self._dialect)
-        if isinstance(event, Started):
-            self._values.prompt_tokens = event.prompt_tokens
-            self.headers = id_headers(self._request, event.token_ids)
-        elif self._relaying:
+        if self._relaying and not isinstance(event, Started):
             return b""
-        elif isinstance(event, Finished):
-            self._open -= 1
-            if self._open:
-                return self._frame(event)
-            self._last = event  # written at `Usage`, which may have the only token count
-        elif isinstance(event, Delta):
-            return self._frame(event) if event.text or event.tokens or event.refusal else b""
-        elif isinstance(event, Usage):
-            # No terminator follows: the frame with the last finish reason is the end.
-            return self._frame(self._last, event) if self._last else b""
-        return b""
-
-    def _frame(self, piece: Delta, usage: Usage | None = None) -> bytes:
-        return frame(self._writer.object(self._values.piece(piece, usage)), self._dialect)
+        return super()._event(event)
 
 
 def id_headers(request: Generate, ids: TokenIds) -> Headers:

@@ -19,6 +19,8 @@ ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, "
     "use generate stream for model that generates various number of responses"
 )
+STREAMS = ("generate_stream", "infer_stream")
+"""The operations whose answers are streams: the generate extension's, and that of gRPC."""
 _HINTS = ("details", "priority", "timeout", "batch_size", "typical_p", "watermark")
 """Parameters that have no effect on the answer's text (MindIE's), passed on to remotes of the protocol."""
 
@@ -95,8 +97,8 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
     values, extra = parameters.read(given.parameters, dialect)
     unknown = given.unknown + tuple(extra)
     _check_supported(given, values, unknown, operation, dialect)
-    # The input `stream` is vLLM's: with false, `generate_stream` answers with one frame.
-    stream = operation == "generate_stream" and given.flags.get("stream", True)
+    # The input `stream` is vLLM's: with false, a stream has one response.
+    stream = operation in STREAMS and given.flags.get("stream", True)
     wanted = given.outputs or _outputs(given, card)
     if dialect.answers.details and values.get("details") and not operation.startswith("infer"):
         wanted += (Output("details", "details"),)

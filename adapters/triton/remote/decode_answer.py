@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from adapters.body import UNREADABLE
-from adapters.frames import FrameReader
+from adapters.formats.frames import FrameReader, Frames
 from adapters.remote_failures import failed, malformed
 from adapters.triton.dialects import Dialect
 from adapters.triton.remote.relay import passes_back, relayed
@@ -39,10 +39,11 @@ class AnswerReader(FrameReader):
     Args:
         request: the request that is answered.
         dialect: that of the remote.
+        frames: cuts the bytes into frames; server-sent events if it is None.
     """
 
-    def __init__(self, request: Generate, dialect: Dialect) -> None:
-        super().__init__()
+    def __init__(self, request: Generate, dialect: Dialect, frames: Frames | None = None) -> None:
+        super().__init__(frames)
         self._dialect = dialect
         self._request = request
         self._relays = passes_back(dialect, request)
@@ -65,14 +66,22 @@ class AnswerReader(FrameReader):
             raise malformed("it is not JSON of the expected form") from None
         if response.error is not None:
             raise failed()
+        # The relayed bytes come before the events decoded from them.
+        passed_on = (relayed(self._dialect, self._request, data),) if self._relays and not self._complete else ()
+        return (*passed_on, *self.answered(response))
+
+    def answered(self, response: RemoteResponse) -> Events:
+        """The events of one response.
+
+        Raises:
+            schemas.errors.BackendError: it violates the protocol.
+        """
         if self._complete:
             raise malformed("it goes on after its end")
         # Before `_start`: `Started` takes the count of the first response.
         if response.num_input_tokens is not None:
             self._prompt_tokens = response.num_input_tokens
-        # The relayed bytes come before the events decoded from them.
-        passed_on = (relayed(self._dialect, self._request, data),) if self._relays else ()
-        return (*passed_on, *self._start(response.model_name), *self._pieces(response), *self._end())
+        return (*self._start(response.model_name), *self._pieces(response), *self._end())
 
     def close(self) -> Events:
         """Handle the end of the connection: the remaining events.

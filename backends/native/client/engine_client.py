@@ -5,6 +5,7 @@ Strategy:
   any request: a request goes to one of those that are ready (`backends.affinity`), and stays there. Where a prompt is
   cached is known from the engines' own reports, which all workers get: what one worker has learned from its own
   requests would be wrong as soon as others send some, too.
+- Engines may come and go (`use`). One that goes finishes what it has.
 - If an engine dies, another one that is ready takes over its unfinished requests at once (`inflight` drops the tokens
   that it replays). If none is ready, they wait for the next one, for `reconnect_timeout` seconds at most.
 - An engine that is silent may be dead or busy. Its requests are taken over, too, but only once each: what makes one
@@ -20,11 +21,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
 
 import structlog
 from msgspec.structs import replace
 
-from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose
+from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose, destination
 from backends.base import Health
 from backends.native.client.engine_link import EngineLink
 from backends.native.client.inflight import InFlightRequest
@@ -34,9 +37,6 @@ from backends.native.protocol.messages import Manage, Ready, Step, Submit, Watch
 from schemas.errors import BackendUnavailable
 
 log = structlog.get_logger()
-
-_ALIKE = ("vocab_size", "eos_token_ids", "dtype", "generates", "embedding_size", "image_tokens", "block_size")
-"""What `Ready` must say alike of all engines of a client, so that any of them can answer any request."""
 
 
 class EngineClient:
@@ -62,10 +62,12 @@ class EngineClient:
         reconnect_timeout: float,
         routing: AffinityPolicy = "prefix",
     ) -> None:
-        self.links = tuple(
-            EngineLink(number, name, connect, self, heartbeat=heartbeat, hung_after=hung_after)
-            for number, (name, connect) in enumerate(connects.items())
-        )
+        self._new_link = partial(EngineLink, owner=self, heartbeat=heartbeat, hung_after=hung_after)
+        self.links: tuple[EngineLink, ...] = ()
+        for name, connect in connects.items():
+            self._add(name, connect)
+        self._runs = False  # from `start` to `aclose`
+        self._changes = False  # whether engines come and go
         self._routing: AffinityPolicy = routing
         self._index = PrefixIndex()
         self._reconnect_timeout = reconnect_timeout
@@ -102,6 +104,7 @@ class EngineClient:
         """
         self._failure = None
         self._start_decided.clear()
+        self._runs = True
         for link in self.links:
             link.start()
         await self._start_decided.wait()
@@ -111,22 +114,49 @@ class EngineClient:
 
     async def aclose(self) -> None:
         """Disconnect, and fail all requests in flight. Idempotent."""
+        self._runs = False
         for link in self.links:
             await link.aclose()
         self._describe()
         self._fail_requests("The engine was stopped.")
+
+    async def use(self, connects: Mapping[str, Connect]) -> None:
+        """Have links to these engines, by name, and in the end to no others. To be called again and again.
+
+        An engine that is not among them gets no requests while there is another. Its link is closed once it has none
+        that are unfinished.
+        """
+        self._changes = True
+        known = {link.name for link in self.links}
+        for name in [name for name in connects if name not in known]:
+            link = self._add(name, connects[name])
+            if self._runs:
+                link.start()
+        for link in self.links:
+            link.leaving = link.name not in connects
+        others = any(not link.leaving for link in self._ready_links())
+        for link in [link for link in self.links if link.leaving]:
+            if not link.in_flight and (others or link.ready is None):
+                # Before the await: no request may be given to a link that is closed.
+                self.links = tuple(each for each in self.links if each is not link)
+                self._index.clear(link.number)
+                self._describe()
+                await link.aclose()
 
     def reserve_seqs(self, number: int) -> range:
         """Sequence numbers that are unique on this client."""
         first, self._next_seq = self._next_seq, self._next_seq + number
         return range(first, self._next_seq)
 
-    def submit(self, submits: Sequence[Submit], conversation: str | None = None) -> InFlightRequest:
+    def submit(
+        self, submits: Sequence[Submit], conversation: str | None = None, destinations: Sequence[str] = ()
+    ) -> InFlightRequest:
         """Submit sequences under reserved numbers, now or to the next engine. The caller must `release` the request.
 
         Args:
             submits: a message per sequence.
             conversation: what the requests of a conversation share, if the request is of one.
+            destinations: names of the engines that an endpoint picker has chosen, the best one first.
 
         Raises:
             schemas.errors.BackendUnavailable: there is no engine, and none is expected.
@@ -135,7 +165,7 @@ class EngineClient:
         # timer nothing would ever end the wait.
         if self.ready is None and self._reconnect_timer is None:
             raise BackendUnavailable("The engine is not ready.", retry_after=1.0)
-        request = InFlightRequest(submits, conversation)
+        request = InFlightRequest(submits, conversation, destinations)
         for seq in request.seqs:
             self._in_flight[seq] = request
         # A new request is never quarantined, so it need not wait for the trial of another one. Without an engine,
@@ -219,7 +249,7 @@ class EngineClient:
 
     def engine_ready(self, link: EngineLink) -> None:
         """Give an engine that is ready the requests that wait."""
-        if (why := _unlike(link, self._ready_links())) is not None:
+        if (why := link.unlike(self._ready_links())) is not None:
             log.error("engine.unlike", engine=link.name, why=why)
             link.ready = None
             link.fail(f"the engine {link.name} serves another model: {why}")
@@ -231,7 +261,7 @@ class EngineClient:
         self.on_ready(self.ready)
         self._start_decided.set()
         # Also after a sleep, from which the cache comes back empty.
-        if self._routing == "prefix" and len(self.links) > 1 and self.ready.block_size:
+        if self._routing == "prefix" and (len(self.links) > 1 or self._changes) and self.ready.block_size:
             link.send(Watch())
         self._submit_waiting()
 
@@ -262,6 +292,13 @@ class EngineClient:
         if all(each.health.status == "failed" for each in self.links):
             self._fail(link.health.detail)
 
+    def _add(self, name: str, connect: Connect) -> EngineLink:
+        """A link more, with a number that no other one has: numbers are bits in the index, so they must stay small."""
+        taken = {link.number for link in self.links}
+        link = self._new_link(next(number for number in count() if number not in taken), name, connect)
+        self.links += (link,)
+        return link
+
     def _ready_links(self) -> list[EngineLink]:
         return [link for link in self.links if link.ready is not None]
 
@@ -269,15 +306,19 @@ class EngineClient:
         """The engine that a request goes to, of those that are ready."""
         lora = request.lora_adapter
 
-        def obstacles(link: EngineLink) -> tuple[bool, bool, bool]:
+        def obstacles(link: EngineLink) -> tuple[bool, ...]:
             assert link.ready is not None
-            return lora not in ("", *link.ready.lora_adapters), link.silent, bool(link.ready.asleep)
+            return lora not in ("", *link.ready.lora_adapters), link.silent, link.leaving, bool(link.ready.asleep)
 
         ready = self._ready_links()
         least = min(map(obstacles, ready)) if len(ready) > 1 else None
         links = [link for link in ready if least is None or obstacles(link) == least]
         if len(links) == 1:
             return links[0]
+        if request.destinations:
+            picked = destination([link.name for link in links], request.destinations)
+            if picked is not None:
+                return links[picked]
         assert self.ready is not None
         keys = request.name_blocks(self.ready.block_size) if self._routing == "prefix" else []
         hits = self._index.hits(keys)
@@ -356,23 +397,3 @@ class EngineClient:
         # A dict keeps the order of insertion, which is that of submission, and `fromkeys` drops a request's
         # repetitions.
         return [request for request in dict.fromkeys(self._in_flight.values()) if request.unfinished]
-
-
-def _unlike(link: EngineLink, others: Sequence[EngineLink]) -> str | None:
-    """How an engine differs from others so that it cannot answer the same requests; None: it does not."""
-    for other in others:
-        assert link.ready is not None
-        assert other.ready is not None
-        for field in (
-            "vocab_size",
-            "eos_token_ids",
-            "dtype",
-            "generates",
-            "embedding_size",
-            "image_tokens",
-            "block_size",
-        ):
-            mine, theirs = getattr(link.ready, field), getattr(other.ready, field)
-            if mine != theirs:
-                return f"its {field} is {mine}, that of {other.name} is {theirs}"
-    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
 from typing import Protocol
@@ -40,6 +41,8 @@ _FIRST_DELAY, _MAX_DELAY = 0.05, 0.5
 """Seconds between attempts to connect; each delay is twice the one before."""
 _LOADING_FACTOR = 10
 """How many times longer an engine may be silent while it loads: a single import may block its other threads."""
+_ALIKE = ("vocab_size", "eos_token_ids", "dtype", "generates", "embedding_size", "image_tokens", "block_size")
+"""What `Ready` must say alike of all engines of an owner, so that any of them can answer any request."""
 _MISSED_PINGS = 3
 """Unanswered pings after which an engine is silent: others are preferred, and take over its requests."""
 
@@ -81,6 +84,7 @@ class EngineLink:
 
     `ready` describes the present engine, None while there is none or it loads. `pong` is the latest answer to a ping,
     and `in_flight_then` what `in_flight` was when it came. `silent`: its step loop has not answered the latest pings.
+    `leaving`: it is to get no further requests where there is another engine.
 
     Args:
         number: of the link among those of its owner.
@@ -111,6 +115,7 @@ class EngineLink:
         self.ready: Ready | None = None
         self.pong: Pong | None = None
         self.silent = False
+        self.leaving = False
         self.in_flight = 0
         self.in_flight_then = 0
 
@@ -147,6 +152,15 @@ class EngineLink:
         """Take the engine for one that cannot load, until it says more."""
         self.health = Health("failed", reason)
         self._owner.engine_failed(self)
+
+    def unlike(self, others: Iterable[EngineLink]) -> str | None:
+        """How the engine differs from others so that it cannot answer the same requests; None: it does not."""
+        for other in others:
+            for field in _ALIKE:
+                mine, theirs = getattr(self.ready, field), getattr(other.ready, field)
+                if mine != theirs:
+                    return f"its {field} is {mine}, that of {other.name} is {theirs}"
+        return None
 
     def send(self, message: ToEngine) -> None:
         """Send a message now; without an engine it is dropped."""

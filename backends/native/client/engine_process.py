@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from backends.native.protocol.addresses import TcpAddress
 from backends.native.protocol.engine_options import EngineOptions
 from backends.process import BackOff, SupervisedProcess, start_bound_to_parent, stop
 from backends.standby import WarmProcess
@@ -61,6 +63,16 @@ class EngineProcess:
         self._process = make("engine", self._spawn, self._back_off, self._on_exit)
         self._task = asyncio.create_task(self._keep_running(self._process), name="engine-process")
 
+    @property
+    def pid(self) -> int:
+        """Of the latest process; 0: none was started."""
+        return self._process.process.pid if self._process is not None else 0
+
+    def kill(self) -> None:
+        """Kill the present process, however stuck it is; the next one is started."""
+        if self._process is not None:
+            self._process.signal(signal.SIGKILL)
+
     async def aclose(self) -> None:
         """Stop the engine, and do not start it again. Idempotent."""
         if self._task is None or self._process is None:
@@ -84,16 +96,25 @@ class EngineProcess:
         return start_bound_to_parent(self._command, {**os.environ, "PYTHONPATH": path}, stdin)
 
 
-def engine_command(options: EngineOptions, socket: Path, *, warm: bool | Literal["loaded"] = False) -> list[str]:
-    """Return the command of an engine that listens on `socket`; `engine.serving.__main__` reads the options back.
+def engine_command(
+    options: EngineOptions,
+    address: Path | TcpAddress,
+    *,
+    warm: bool | Literal["loaded"] = False,
+    secret_env: str | None = None,
+) -> list[str]:
+    """Return the command of an engine; `engine.serving.__main__` reads the options back.
 
     Args:
         options: the engine's.
-        socket: where it listens.
+        address: where it listens: a Unix socket's path, or a TCP address.
         warm: whether it only does its imports, or "loaded": also loads the model, and then waits for a line on standard
             input.
+        secret_env: the environment variable with the secret of connections over TCP.
     """
-    command = [sys.executable, "-m", "backends.native.engine.serving", "--socket", str(socket)]
+    where = ["--socket", str(address)] if isinstance(address, Path) else [f"--listen={address}"]
+    command = [sys.executable, "-m", "backends.native.engine.serving", *where]
+    command += [f"--secret-env={secret_env}"] if secret_env is not None else []
     command += [f"--standby={'loaded' if warm == 'loaded' else 'imported'}"] if warm else []
     for field in msgspec.structs.fields(EngineOptions):
         flag, value = field.name.replace("_", "-"), getattr(options, field.name)

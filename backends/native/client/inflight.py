@@ -82,10 +82,14 @@ class InFlightRequest:
     Args:
         submits: one message per sequence.
         conversation: what the requests of a conversation share, if the request is of one.
+        destinations: names of the engines that an endpoint picker has chosen, the best one first.
     """
 
-    def __init__(self, submits: Sequence[Submit], conversation: str | None = None) -> None:
+    def __init__(
+        self, submits: Sequence[Submit], conversation: str | None = None, destinations: Sequence[str] = ()
+    ) -> None:
         self.conversation = conversation
+        self.destinations = destinations
         self._block_keys: list[bytes] | None = None
         self.link: Link | None = None
         self._sequences = {submit.seq: _Sequence(submit) for submit in submits}

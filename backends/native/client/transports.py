@@ -77,8 +77,16 @@ class Connect(Protocol):
 class _SocketTransport(asyncio.Protocol):
     """Frames over a Unix or TCP socket. What comes before `begin` is kept: `connect` has not returned yet."""
 
-    def __init__(self, on_message: OnMessage, on_lost: OnLost, *, remote: bool = False) -> None:
+    def __init__(
+        self,
+        on_message: OnMessage,
+        on_lost: OnLost,
+        *,
+        remote: bool = False,
+        kill: Callable[[], None] | None = None,
+    ) -> None:
         self.remote = remote
+        self._kill = kill  # None: by the process id of a Unix socket's other end
         self._on_message = on_message
         self._on_lost = on_lost
         self._reader: FrameReader[FromEngine] = FrameReader(FromEngine)
@@ -123,7 +131,10 @@ class _SocketTransport(asyncio.Protocol):
             self._stream.write(encode_frame(message))
 
     def kill(self) -> None:
-        if self._stream is None or self.remote:  # only whoever started an engine elsewhere can kill it
+        if self._kill is not None:
+            self._kill()
+            return
+        if self._stream is None:
             return
         pid = _peer_pid(self._stream.get_extra_info("socket"))
         if pid not in (0, os.getpid()):  # 0: the engine is in another PID namespace; `kill(0)` would signal our group
@@ -156,10 +167,11 @@ def over_socket(path: str) -> Connect:
     return connect
 
 
-def over_tcp(address: TcpAddress, read_secret: Callable[[], bytes]) -> Connect:
+def over_tcp(address: TcpAddress, read_secret: Callable[[], bytes], kill: Callable[[], None] = lambda: None) -> Connect:
     """Connect to the engine that listens at `address`, and prove to each other to know the secret.
 
-    The messages are not encrypted (see `protocol.greeting`). Without a secret, `read_secret` raises ValueError.
+    The messages are not encrypted (see `protocol.greeting`). Without a secret, `read_secret` raises ValueError. `kill`
+    kills the engine: by default nothing does, as only whoever started an engine elsewhere can.
     """
 
     async def connect(on_message: OnMessage, on_lost: OnLost) -> Transport:
@@ -172,7 +184,7 @@ def over_tcp(address: TcpAddress, read_secret: Callable[[], bytes]) -> Connect:
             plain = await _greet(address, secret)
             try:
                 _, transport = await loop.create_connection(
-                    lambda: _SocketTransport(on_message, on_lost, remote=True), sock=plain
+                    lambda: _SocketTransport(on_message, on_lost, remote=True, kill=kill), sock=plain
                 )
             except BaseException:
                 plain.close()

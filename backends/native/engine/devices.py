@@ -7,7 +7,8 @@ Everything is asked of `torch.accelerator`, which knows CUDA, ROCm (as `cuda`), 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -80,6 +81,23 @@ def send(device: torch.device, *arrays: array[Any]) -> list[Tensor]:
         return [torch.empty(0, dtype=_DTYPES[each.typecode], device=device) for each in arrays]
     sent = to_device(torch.frombuffer(joined, dtype=torch.uint8), device)
     return [sent[first:end].view(_DTYPES[each.typecode]) for each, (first, end) in zip(arrays, ends, strict=True)]
+
+
+@dataclass(slots=True, eq=False)
+class ExtraArrays:
+    """Arrays that go to a device with those of somebody else, in the same copy.
+
+    Attributes:
+        arrays: as `send` takes them.
+        sent: the tensors, once they were sent; None: nobody took them along.
+    """
+
+    arrays: Sequence[array[Any]]
+    sent: Sequence[Tensor] | None = None
+
+    def on(self, device: torch.device) -> Sequence[Tensor]:
+        """The tensors; sent now, if nobody has."""
+        return send(device, *self.arrays) if self.sent is None else self.sent
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -8,3 +8,7 @@ class LoadError(Exception):
 
     The text is a whole sentence for the operator; it names the file or the option at fault.
     """
+
+
+class GangLost(Exception):
+    """A step failed on one of the processes that run a model together: none of them can be used any more."""

@@ -4,11 +4,12 @@ Strategy: a causal language model takes one of two execution paths. *Packed*: al
 over the paged KV cache. *Per-sequence*: one forward for each sequence, over transformers' own cache. The path is chosen
 at every start by running a small random copy of the model both ways (`loading.self_check`), not by a list of model
 types. Layers are replaced by fused or quantized ones only if the copy's logits stay the same. The KV cache then gets a
-share of the memory that is left after the largest step that images can cause (`multimodal.profiling`).
+share of the memory that is left (`runners`). With `tensor_parallel`, several ranks take the same steps (`parallel`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,9 @@ import structlog
 import torch
 from msgspec import structs
 
-from backends.native.classification import read_head
-from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.classification import Head, read_head
 from backends.native.engine.attention.progress import watch_layers
-from backends.native.engine.devices import default_device, free_memory
+from backends.native.engine.devices import default_device
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
 from backends.native.engine.layers.block_linear import blocked_weights, expand_blocks
@@ -30,43 +30,32 @@ from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
 from backends.native.engine.loading.lora_check import why_not_adapted
 from backends.native.engine.loading.self_check import why_not_packed
-from backends.native.engine.loading.stacking_check import find_stacking
-from backends.native.engine.loading.weights import LoadedModel, is_encoder, load, load_encoder
+from backends.native.engine.loading.splitting import check_split, split_model
+from backends.native.engine.loading.weights import LoadedModel, is_encoder, load, load_encoder, pick_device
 from backends.native.engine.loop import Engine
 from backends.native.engine.lora.layers import inject_lora
 from backends.native.engine.lora.table import LoraTable
 from backends.native.engine.lora.weights import load_lora_adapters
-from backends.native.engine.multimodal.profiling import find_processor, make_embedder, profile
+from backends.native.engine.parallel.gang import Gang, LeadingGang
+from backends.native.engine.pooling.answer_scores import AnswerScores
 from backends.native.engine.pooling.hidden_states import HiddenStates
 from backends.native.engine.pooling.pooler import Pooler
-from backends.native.engine.runner.cache_sizes import CacheSizes
-from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner, Runner
-from backends.native.engine.runner.per_sequence import PerSequenceRunner
+from backends.native.engine.runners import context_of, packed_runner, per_sequence_runner, step_tokens_of
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
-from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.scheduling.speculation import Speculation
 from backends.native.engine.steps import Manageable
-from backends.native.machine import available_memory, physical_cores
+from backends.native.machine import physical_cores
 from backends.native.model_files import check_sizes
-from backends.native.multimodal.processing import NotServed
-from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
 from backends.native.protocol.engine_options import EngineOptions
-from backends.native.protocol.messages import Loading, Ready, Submit
+from backends.native.protocol.messages import Loading, Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
 
 log = structlog.get_logger()
 Report = Callable[[Loading], None]
 
-# Default size of the KV cache: at most this share of the memory that is free once the model is loaded ...
-_GPU_SHARE = 0.85
-_CPU_SHARE = 0.25
-# ... and on a CPU, whose memory other processes need too, at most this many bytes.
-_CPU_MAX_BYTES = 8 * 1024**3
-# Tokens of all sequences together on the per-sequence path, whose bytes per token are unknown before they are run.
-_PER_SEQUENCE_TOKENS = 65_536
 # Below this number of parameters one thread is about as fast as three, for a third of the CPU time (measured).
 _SMALL_PARAMETERS = 8_000_000
 # Fields of `Ready` that are logged when an engine has started.
@@ -93,9 +82,14 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Rea
         recipe = None if head else read_recipe(options.model)
     except (RecipeError, ValueError) as error:
         raise LoadError(str(error)) from None
+    embeds = head is None and (recipe is not None or is_encoder(options.model))
+    if options.tensor_parallel > 1:
+        if head is not None or embeds:
+            raise LoadError("Only models that generate text run on several devices: leave out tensor_parallel.")
+        check_split(options)
     if head is not None:
-        engine, ready = _classifier(options)
-    elif recipe is not None or is_encoder(options.model):
+        engine, ready = _classifier(head, options)
+    elif embeds:
         # A sentence-transformers recipe decides even for a checkpoint that could generate: its folder was published
         # for embeddings.
         engine, ready = _encoder(recipe or PLAIN, options)
@@ -109,35 +103,72 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     """Build the engine of a causal language model."""
     # The order of what follows is fixed. Layers are replaced and checked before LoRA adapters wrap them; the cache is
     # sized last, when weights and LoRA adapters have taken their memory.
-    # Weights stay in a file's blocks unless a dtype was asked for.
-    loaded = load(options.model, options.dtype, options.device, keep=options.dtype == "auto")
-    torch.set_num_threads(options.threads or _threads(loaded.model, options))
+    gang = LeadingGang(options, pick_device(options.device)) if options.tensor_parallel > 1 else None
+    loaded = _load(options)
     report(Loading(0.6, "self-check"))
     packed = _is_packed(loaded, options)
     if options.lora_adapters:
         _inject_lora_adapters(loaded.model, options.lora_adapters, "packed" if packed else "per_sequence")
     report(Loading(0.8, "cache"))
     with torch.inference_mode():
-        runner, sizes = (_packed_runner if packed else _per_sequence_runner)(loaded, options)
+        runner, sizes = packed_runner(loaded, options, gang) if packed else per_sequence_runner(loaded, options)
+    if gang is not None:
+        gang.loaded()
     options = structs.replace(options, max_sequences=sizes.sequences)
     return _assemble(loaded, options, runner, sizes.blocks)
+
+
+def load_rank(options: EngineOptions, rank: int, folder: Path) -> tuple[PackedRunner, Gang]:
+    """Load a rank other than the first of a model on several devices, by the same steps as the first (`_generator`).
+
+    Args:
+        options: the engine's, as the leader has them: its device is the first rank's.
+        rank: from 1.
+        folder: where the ranks find each other.
+
+    Raises:
+        LoadError: the model cannot be loaded or split.
+    """
+    first = pick_device(options.device)
+    device = first if first.type == "cpu" else torch.device(first.type, (first.index or 0) + rank)
+    gang = Gang(rank, options.tensor_parallel, folder, device)
+    options = structs.replace(options, device=str(device))
+    loaded = _load(options)
+    _is_packed(loaded, options)
+    with torch.inference_mode():
+        return packed_runner(loaded, options, gang)[0], gang
+
+
+def _load(options: EngineOptions) -> LoadedModel:
+    # Weights stay in a file's blocks unless a dtype was asked for.
+    keep, ranks = options.dtype == "auto", options.tensor_parallel
+    loaded = load(options.model, options.dtype, options.device, keep=keep, ranks=ranks)
+    torch.set_num_threads(options.threads or _threads(loaded.model, options))
+    return loaded
 
 
 def _encoder(recipe: Recipe, options: EngineOptions) -> tuple[Manageable, Ready]:
     """Build the engine of a model that makes embeddings and no text."""
     loaded = load_encoder(str(Path(options.model, recipe.folder)), options.dtype, options.device)
     pooler = Pooler(recipe, options.model, loaded.config.hidden_size, loaded.model.device)
-    context = min(_context(loaded, options), recipe.max_length or loaded.context_length)
+    context = min(context_of(loaded, options), recipe.max_length or loaded.context_length)
     return _encoder_engine(loaded, pooler, context, options)
 
 
-def _classifier(options: EngineOptions) -> tuple[Manageable, Ready]:
+def _classifier(head: Head, options: EngineOptions) -> tuple[Manageable, Ready]:
     """Build the engine of a model that makes scores and no text."""
-    loaded = load_encoder(options.model, options.dtype, options.device, classifies=True)
+    answers = head.of.answers
+    loaded = load_encoder(
+        str(Path(options.model, head.of.folder)), options.dtype, options.device, kind="answers" if answers else "labels"
+    )
+    if answers:
+        if max(answers) >= loaded.vocab_size:
+            raise LoadError(f"The model has no token {max(answers)}, whose logit would be its score.")
+        loaded = dataclasses.replace(loaded, model=AnswerScores(loaded.model, answers))
     # The heads of decoders take the last token that is no padding: without a padding token they take one text a time.
-    alone = loaded.config.pad_token_id is None and not is_encoder(options.model)
+    alone = not answers and loaded.config.pad_token_id is None and not is_encoder(options.model)
     options = structs.replace(options, max_sequences=1) if alone else options
-    return _encoder_engine(loaded, None, _context(loaded, options), options)
+    return _encoder_engine(loaded, None, context_of(loaded, options), options)
 
 
 def _encoder_engine(
@@ -174,7 +205,9 @@ def _ready(loaded: LoadedModel, options: EngineOptions, context: int, **more: An
 def _check(options: EngineOptions) -> None:
     if options.execution_path not in ("auto", "packed", "per_sequence"):
         raise LoadError(f"execution_path must be auto, packed or per_sequence, not '{options.execution_path}'.")
-    for name in ("max_sequences", "step_tokens", "block_size"):
+    if options.kv_cache_dtype not in ("auto", "int8"):
+        raise LoadError(f"kv_cache_dtype must be auto or int8, not '{options.kv_cache_dtype}'.")
+    for name in ("max_sequences", "step_tokens", "block_size", "tensor_parallel"):
         if getattr(options, name) < 1:
             raise LoadError(f"{name} must be at least 1, not {getattr(options, name)}.")
     for name in ("threads", "context_length", "kv_tokens", "max_waiting"):
@@ -184,6 +217,12 @@ def _check(options: EngineOptions) -> None:
 
 def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
     """Whether the model takes the packed execution path; its layers are replaced if the self-check accepts them."""
+    if (ranks := options.tensor_parallel) > 1:
+        # Layers stay transformers': those that replace them are for CPUs, or for weights that are not split.
+        why = why_not_packed(loaded.model, change=partial(split_model, ranks=ranks))
+        if why is not None:
+            raise LoadError(f"This model cannot be split over {ranks} devices: {why}. Leave out tensor_parallel.")
+        return True
     if options.execution_path != "auto":
         expand_blocks(loaded.model)
         _quantize(loaded, options.dtype)
@@ -232,7 +271,7 @@ def _quantize(loaded: LoadedModel, dtype: str) -> None:
 def _threads(model: Any, options: EngineOptions) -> int:
     """All cores but one, which is left to the workers; one for a small model, whose layers cost less than a barrier."""
     small = sum(each.numel() for each in model.parameters()) + blocked_weights(model) < _SMALL_PARAMETERS
-    return 1 if small else max(1, (physical_cores() - 1) // options.replica_count)
+    return 1 if small else max(1, (physical_cores() - 1) // (options.replica_count * options.tensor_parallel))
 
 
 def _with_own_device(options: EngineOptions) -> EngineOptions:
@@ -243,25 +282,23 @@ def _with_own_device(options: EngineOptions) -> EngineOptions:
     # A device with a number was chosen by the operator, and all engines share it.
     if options.replica_count == 1 or kind == "cpu" or ":" in kind or not torch.accelerator.is_available():
         return options
-    devices = torch.accelerator.device_count()
-    sharers = -(-options.replica_count // devices)
-    return structs.replace(options, device=f"{kind}:{options.replica_number % devices}", replica_count=sharers)
+    ranks = options.tensor_parallel
+    places = max(1, torch.accelerator.device_count() // ranks)
+    sharers = -(-options.replica_count // places)
+    return structs.replace(options, device=f"{kind}:{options.replica_number % places * ranks}", replica_count=sharers)
 
 
 def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:
     # A sequence longer than the whole cache could never be run, so `Ready` must not announce such a context.
-    context = min(_context(loaded, options), blocks * options.block_size)
-    step_tokens = max(options.step_tokens, options.max_sequences)
-    if not runner.chunked:  # a step must hold the longest prompt and a token of every other sequence
-        step_tokens = context + options.max_sequences
+    context = min(context_of(loaded, options), blocks * options.block_size)
     scheduler = Scheduler(
         # The per-sequence path has no pages: its blocks only limit how many tokens are held, and there is nothing to
         # share.
-        BlockPool(blocks, options.block_size, caching=options.prefix_caching and runner.chunked),
-        step_tokens=step_tokens,
+        BlockPool(blocks, options.block_size, caching=options.prefix_caching and runner.whole != "prompt"),
+        step_tokens=step_tokens_of(options, runner, context),
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
-        chunked=runner.chunked,
+        whole=runner.whole,
         short_first=options.short_first,
         on_preempted=runner.forget,
         snapshots=runner.states,
@@ -296,72 +333,3 @@ def _loras(model: Any, options: EngineOptions, execution_path: str) -> LoraTable
         return LoraTable(options.lora_adapters)
     check = partial(why_not_adapted, model, execution_path=execution_path)
     return LoraTable(options.lora_adapters, model, check)
-
-
-def _context(loaded: LoadedModel, options: EngineOptions) -> int:
-    return min(options.context_length or loaded.context_length, loaded.context_length)
-
-
-def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
-    """How many blocks `max_sequences` sequences need, each as long as the context; or those of `kv_tokens`."""
-    tokens = options.kv_tokens or options.max_sequences * _context(loaded, options)
-    return -(-tokens // options.block_size)
-
-
-def _packed_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, CacheSizes]:
-    """A runner over the KV cache, and what the cache holds. A probe run finds the bytes of a block first."""
-    probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
-    # The content does not matter: the probe makes each layer's pools, whose shapes are known only from the first keys.
-    prompt = (0,) * min(2, options.block_size)  # two tokens: enough to compile and run the prefill kernel, too
-    sequence = Sequence(0, Submit(0, prompt, 1), 0)
-    sequence.blocks.append(0)
-    probe.run([Work(sequence, 0, len(prompt), samples=True)])
-    embedder = None if options.text_only else _embedder(loaded, options)
-    step_bytes = profile(loaded.model, probe, embedder, options, _context(loaded, options)) if embedder else 0
-    wanted = CacheSizes(_wanted_blocks(loaded, options), options.max_sequences)
-    affordable = wanted.within(_cache_bytes(loaded.model.device, step_bytes, options.replica_count), probe)
-    # On a CPU an operator's `kv_tokens` may exceed what is affordable, which is a cautious share of the memory. On a
-    # GPU that share is nearly all there is, so more is an error.
-    sizes = structs.replace(affordable, blocks=wanted.blocks) if options.kv_tokens else affordable
-    if min(sizes.blocks, sizes.sequences) < 1 or (
-        sizes.blocks > affordable.blocks and loaded.model.device.type != "cpu"
-    ):
-        raise LoadError(f"The KV cache does not fit into the memory that the model leaves of {loaded.model.device}.")
-    # `resized` makes new pools: the probe's are freed with the probe.
-    cache, names = probe.cache.resized(sizes.blocks), tuple(options.lora_adapters)
-    runner = PackedRunner(loaded.model, cache, embedder=embedder, lora_adapters=names, snapshots=sizes.snapshots)
-    return runner, sizes
-
-
-def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:
-    try:
-        return make_embedder(loaded, options.model, options.step_tokens, _context(loaded, options))
-    except NotServed as error:
-        raise _images_not_served(loaded, str(error)) from error
-
-
-def _images_not_served(loaded: LoadedModel, why: str) -> LoadError:
-    name = type(loaded.multimodal or loaded.model).__name__
-    return LoadError(
-        f"{name} takes images, which cannot be served rightly here: {why}. To serve its text "
-        f"alone, set text_only = true. Models whose images are served by name: {', '.join(MULTIMODAL_REGISTRY.names)}."
-    )
-
-
-def _per_sequence_runner(loaded: LoadedModel, options: EngineOptions) -> tuple[Runner, CacheSizes]:
-    """A runner without a paged cache; its number of blocks limits the tokens of all sequences."""
-    text_only = options.text_only or options.execution_path == "per_sequence"
-    if not text_only and find_processor(loaded, options.model) is not None:
-        raise _images_not_served(loaded, "it takes the per-sequence execution path, which is for text only")
-    # At least the whole context, so that the longest prompt can always be admitted.
-    most = max(_PER_SEQUENCE_TOKENS, _context(loaded, options)) // options.block_size
-    blocks = _wanted_blocks(loaded, options)
-    sizes = CacheSizes(blocks if options.kv_tokens else min(blocks, most), options.max_sequences)
-    return PerSequenceRunner(loaded.model, tuple(options.lora_adapters), find_stacking(loaded.model)), sizes
-
-
-def _cache_bytes(device: torch.device, step_bytes: int, sharers: int = 1) -> int:
-    """Memory for the KV cache beside a step's `step_bytes`; torch has reserved an accelerator's when it was run."""
-    if device.type != "cpu":
-        return int(free_memory(device) * _GPU_SHARE) // sharers
-    return min(int(max(0, available_memory() - step_bytes) * _CPU_SHARE) // sharers, _CPU_MAX_BYTES)

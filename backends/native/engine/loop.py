@@ -8,7 +8,7 @@ outputs of a step are sent as one message per connection.
   from one thread. There are no locks here, and no sockets, threads or text.
 - *Fault isolation by bisection*: a batch that raises is run again in halves, down to the sequence that raises alone.
   Only that sequence fails. A step can be repeated because runners keep nothing that they cannot rebuild from a
-  sequence's tokens and blocks. A lost device (`torch.AcceleratorError`) ends the process instead.
+  sequence's tokens and blocks. A lost device (`torch.AcceleratorError`) or rank (`GangLost`) ends the process instead.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import structlog
 import torch
 from msgspec.structs import replace
 
+from backends.native.engine.errors import GangLost
 from backends.native.engine.lora.table import LoraTable
 from backends.native.engine.pooling.hidden_states import HiddenStates, embedding_of
 from backends.native.engine.runner.packed import Runner
 from backends.native.engine.sampling.grammar_masks import Constraints
-from backends.native.engine.sampling.sampler import NoDistribution, Sample, sample
+from backends.native.engine.sampling.sampler import NoDistribution, Sample, noise_keys, sample
 from backends.native.engine.scheduling.scheduler import Overloaded, Refused, Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.scheduling.speculation import Speculation
@@ -190,6 +191,7 @@ class Engine:
 
         Raises:
             torch.AcceleratorError: the device is lost; the process must be restarted.
+            GangLost: another process of the model is, or is in another step; likewise.
         """
         # Step 1, drafts and masks: a mask is needed behind each draft, and masks decide which sequences are held, which
         # `schedule` reads.
@@ -274,10 +276,14 @@ class Engine:
         try:
             # No token is appended before all rows are sampled, so the works can be run again. The noise of a sample
             # depends on seed, position and token only: a second run draws the same token.
-            samples = sample(works, self._runner.run(works))
+            if self._runner.sends_extra:
+                keys = noise_keys(works)
+                samples = sample(works, self._runner.run(works, keys), keys)
+            else:
+                samples = sample(works, self._runner.run(works))
             if self._hidden is not None:
                 self._hidden.collect(works)
-        except torch.AcceleratorError:
+        except (torch.AcceleratorError, GangLost):
             raise
         except Exception as error:  # the engine's top: a bad sequence must not harm the others
             # Bisection ends here. One faulty sequence among n costs about 2 log2(n) more forwards.

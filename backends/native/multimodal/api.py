@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from backends.images import DecodedImage
+from backends.native.multimodal.data import ModalityData, MultiModalDataDict
 from backends.native.multimodal.inputs import (
     ImageEmbeddingItems,
     ImageItem,
     ImageProcessorItems,
     ImageSize,
-    MultiModalDataDict,
     MultiModalDataItems,
     MultiModalFieldConfig,
     MultiModalKwargs,
@@ -42,6 +42,7 @@ __all__ = [
     "ImageItem",
     "ImageProcessorItems",
     "ImageSize",
+    "ModalityData",
     "ModelWrapper",
     "MultiModalDataDict",
     "MultiModalDataItems",

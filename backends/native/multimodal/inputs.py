@@ -9,16 +9,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.images import DecodedImage
 from backends.native.protocol.messages import Array, Feature
 
 EMBEDDINGS = "image_embeds"
 """The field that holds embeddings of an image in place of pixels."""
 
 Arrays = Mapping[str, NDArray[Any]]
-
-MultiModalDataDict = Mapping[str, Sequence[DecodedImage]]
-"""Items before processing, by modality; the only modality is "image"."""
 
 MultiModalKwargs = Mapping[str, Sequence[NDArray[Any]]]
 """The encoder's keyword arguments, by name: one array for each item of a request."""

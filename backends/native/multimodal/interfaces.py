@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
+from backends.native.protocol.messages import Whole
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,6 +29,9 @@ class SupportsMultiModal(ABC):
     """Set by the engine before each step: which of its tokens, [1, tokens], stand for images, and what is added to
     their hidden states after the first layers, [placeholders, hidden] each. None: nothing is.
     """
+
+    whole: Whole = "nothing"
+    """What of a prompt attends in both directions, so that its tokens must be run in one step."""
 
     @abstractmethod
     def get_multimodal_embeddings(self, **kwargs: Any) -> MultiModalEmbeddings | None:

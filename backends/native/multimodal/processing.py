@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from backends.images import DecodedImage, EmbeddingsFile
+from backends.native.multimodal.data import MultiModalDataDict, read_data
 from backends.native.multimodal.embeddings import GRID, read_embeddings
 from backends.native.multimodal.inputs import (
     EMBEDDINGS,
@@ -22,7 +23,6 @@ from backends.native.multimodal.inputs import (
     ImageItem,
     ImageProcessorItems,
     ImageSize,
-    MultiModalDataDict,
     MultiModalDataItems,
     MultiModalFieldConfig,
     MultiModalInputs,
@@ -236,6 +236,19 @@ class BaseMultiModalProcessor(ABC, Generic[Info]):
             said = "needs" if GRID in fields else "takes no"
             raise InvalidRequest(f"The model {said} '{GRID}' beside '{EMBEDDINGS}'.")
         return ImageItem(ImageSize(0, 0), arrays, file.digest)
+
+    def process_data(self, mm_data: MultiModalDataDict) -> list[ImageItem]:
+        """Process the items of all modalities, in the order of `read_data`; frames of videos are images.
+
+        Raises:
+            schemas.errors.UnsupportedFeature: a modality is not `image` or `video`, or the model takes no embeddings.
+            schemas.errors.InvalidRequest: embeddings are not this model's.
+            TypeError: an item is of no form that is known.
+        """
+        return [
+            self.process_embeddings(each) if isinstance(each, EmbeddingsFile) else self.process(each)
+            for each in read_data(mm_data)
+        ]
 
     def _fields(self, outputs: Arrays, kwargs: Mapping[str, object]) -> Arrays:
         """The outputs of the processor that the encoder takes."""

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
+from pkgutil import iter_modules
 from typing import Any, TypeVar
 
+from backends.native.multimodal import models
 from backends.native.multimodal.interfaces import ModelWrapper, SupportsMultiModal
 from backends.native.multimodal.models.generic import (
     GenericDummyInputsBuilder,
@@ -19,8 +21,6 @@ from backends.native.multimodal.processing import BaseDummyInputsBuilder, BaseMu
 
 GROUP = "gateway.multimodal_models"
 """Entry points of this group name modules that register models when imported."""
-
-_BUNDLED = ("fuyu", "llava", "mistral3", "qwen2_vl")
 
 M = TypeVar("M", bound=type[SupportsMultiModal])
 
@@ -53,7 +53,7 @@ class MultiModalRegistry:
     """Registered models by the name of their class in transformers (a configuration's `architectures[0]`)."""
 
     def __init__(self) -> None:
-        self._registered: dict[str, Registered] = {}
+        self._registered: dict[str, list[Registered]] = {}
         self._loaded = False
 
     def register_processor(
@@ -65,36 +65,40 @@ class MultiModalRegistry:
     ) -> Callable[[M], M]:
         """Decorate a model's class, which has the name that checkpoints have in `architectures`.
 
+        Several classes may share a name if each says which configurations it covers.
+
         Raises:
             ValueError: another class is registered for that model.
         """
 
         def register(model: M) -> M:
-            if model.__name__ in self._registered:
+            known = self._registered.setdefault(model.__name__, [])
+            if known and not all(map(_is_partial, (info, *(each.info for each in known)))):
                 raise ValueError(f"two classes are registered for {model.__name__}")
-            self._registered[model.__name__] = Registered(model, processor, info, dummy_inputs)
+            known.append(Registered(model, processor, info, dummy_inputs))
             return model
 
         return register
 
     def lookup(self, hf_config: Any) -> Registered:
         """The classes for a checkpoint that takes images: the registered ones if they support it, else `GENERIC`."""
-        found = self.find((hf_config.architectures or [""])[0])
-        return found if found is not None and found.info.covers(hf_config) else GENERIC
+        self.load()
+        known = self._registered.get((hf_config.architectures or [""])[0], ())
+        return next((each for each in known if each.info.covers(hf_config)), GENERIC)
 
     def find(self, architecture: str) -> Registered | None:
-        """The registered classes for a model."""
+        """The first registered classes for a model."""
         self.load()
-        return self._registered.get(architecture)
+        return next(iter(self._registered.get(architecture, ())), None)
 
     def load(self) -> None:
         """Import the modules that register models. Idempotent."""
         if not self._loaded:
             # Set before the imports: a module that looks a model up while it is imported must not start them again.
             self._loaded = True
-            for name in _BUNDLED:
+            for module in iter_modules(models.__path__):
                 # Imported here and not above: these modules import this one to register their models.
-                import_module(f"backends.native.multimodal.models.{name}")
+                import_module(f"{models.__name__}.{module.name}")
             for point in entry_points(group=GROUP):
                 point.load()
 
@@ -103,6 +107,11 @@ class MultiModalRegistry:
         """The names of the registered models."""
         self.load()
         return sorted(self._registered)
+
+
+def _is_partial(info: type[BaseProcessingInfo]) -> bool:
+    """Whether a class says itself which configurations it covers."""
+    return info.covers.__func__ is not BaseProcessingInfo.covers.__func__  # type: ignore[attr-defined]
 
 
 MULTIMODAL_REGISTRY = MultiModalRegistry()

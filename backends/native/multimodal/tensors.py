@@ -95,7 +95,7 @@ def _read_safetensors(data: bytes) -> NDArray[Any]:
     try:
         header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
         named = [msgspec.json.decode(each, type=_Header) for name, each in header.items() if name != "__metadata__"]
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # the latter for names that are not UTF-8
         raise BadTensor("its safetensors header cannot be read") from error
     if len(named) != 1:
         raise BadTensor(f"it holds {len(named)} tensors, not one")

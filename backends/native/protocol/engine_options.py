@@ -28,11 +28,13 @@ class ModelOptions(msgspec.Struct, frozen=True):
         step_tokens: tokens of one step at most, which bounds how long running sequences wait for a prefill.
         block_size: tokens of a KV cache block.
         kv_tokens: tokens in the KV cache; 0: as many as memory allows.
+        kv_cache_dtype: `auto`, the model's, or `int8`: keys and values in 8 bits.
         prefix_caching: reuse cache blocks of equal prefixes.
         speculation: verify draft tokens where that is faster; the tokens stay the same.
         text_only: reject images even if the model takes them.
         execution_path: `auto` (the self-check decides), `packed` (paged cache) or `per_sequence`.
         lora_adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by name.
+        tensor_parallel: devices that share the model: each has a part of every layer.
         lora_folder: the folder of LoRA adapters that may be loaded while the model is served; empty: none may be.
     """
 
@@ -47,12 +49,14 @@ class ModelOptions(msgspec.Struct, frozen=True):
     step_tokens: int = 512
     block_size: int = 16
     kv_tokens: int = 0
+    kv_cache_dtype: str = "auto"
     prefix_caching: bool = True
     speculation: bool = False
     text_only: bool = False
     execution_path: str = "auto"
     lora_adapters: dict[LoraName, str] = {}
     lora_folder: str = ""
+    tensor_parallel: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
 
 
 class EngineOptions(ModelOptions, frozen=True):

@@ -36,6 +36,7 @@ from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
     Prompt,
+    TemplateOptions,
     TextPrompt,
     Token,
     Tokens,
@@ -203,17 +204,29 @@ class TextCodec:
         elif isinstance(prompt, TextPrompt):
             ids = await self._run_tokenizer(len(prompt.text), lambda tokenizer: _encode(tokenizer, prompt.text))
         else:
-            text, marked = await self._render(prompt, tools)
-            ids = await self._run_tokenizer(len(text), lambda tokenizer: _encode_chat(tokenizer, text, marked))
+            ids = await self.encode_turns(self._turns(prompt), prompt.template, tools)
         return ids[-truncate:] if truncate else ids
 
-    async def _render(self, prompt: ChatPrompt, tools: tuple[Tool, ...]) -> tuple[str, bool]:
+    def _turns(self, prompt: ChatPrompt) -> list[dict[str, Any]]:
+        return turns(prompt.messages, self._template) if self._template is not None else []
+
+    async def encode_turns(
+        self, messages: list[dict[str, Any]], options: TemplateOptions, tools: tuple[Tool, ...] = ()
+    ) -> tuple[int, ...]:
+        """The ids of a chat in the form that its template expects.
+
+        Raises:
+            schemas.errors.InvalidRequest: the chat template rejects the messages, or there is none.
+        """
+        text, marked = await self._render(messages, list(map(function, tools)), options)
+        return await self._run_tokenizer(len(text), lambda tokenizer: _encode_chat(tokenizer, text, marked))
+
+    async def _render(
+        self, messages: list[dict[str, Any]], functions: list[dict[str, Any]], options: TemplateOptions
+    ) -> tuple[str, bool]:
         """The text of a chat, and whether control tokens that are part of messages are marked in it."""
         if self._template is None:
             raise InvalidRequest("The model has no chat template.", param="messages")
-        messages = turns(prompt.messages, self._template)
-        functions = list(map(function, tools))
-        options = prompt.template
         # The separator keeps two strings from forming a token's name together.
         strings = strings_in([*messages, options.variables])
         marked = self._control_tokens.search("\0".join(strings)) is not None

@@ -39,6 +39,10 @@ def without_calls(grammar: Grammar, members: Sequence[str]) -> Grammar | None:
         members: the names of the members with a call's name and its arguments.
     """
     schema: Any = grammar.value
+    if grammar.kind == "json_object":
+        # Any object will do, so it does without the members that make a call. The name alone makes none.
+        excluded = dict.fromkeys((*_ARGUMENTS, members[1]), False)
+        return Grammar("json_schema", {"type": "object", "properties": excluded})
     if grammar.kind != "json_schema" or any(keyword in schema for keyword in _COMBINED):
         return None
     named = properties(schema)

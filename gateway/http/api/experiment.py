@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from litestar.types import HTTPScope, Send
 
-from gateway.http.request import decode_headers
+from gateway.http.headers import decode_headers
 from gateway.service import Service
 from schemas.errors import ModelNotFound
 
@@ -37,7 +37,7 @@ async def reset(service: Service, name: str, scope: HTTPScope, send: Send) -> No
     """
     by = service.keys.check_reset(decode_headers(scope["headers"]))
     _find(service, name)
-    await service.reset(name, by)
+    await service.changes.reset(name, by)
     await _reply(service, scope, send, msgspec.json.encode(service.ramps.full_report(name)))
 
 
@@ -49,7 +49,7 @@ async def restart_ramp(service: Service, name: str, scope: HTTPScope, send: Send
     """
     by = service.keys.check_reset(decode_headers(scope["headers"]))
     _find(service, name)
-    await service.restart_ramp(name, by)
+    await service.changes.restart_ramp(name, by)
     await _reply(service, scope, send, msgspec.json.encode(service.ramps.full_report(name)))
 
 

@@ -9,9 +9,10 @@ import msgspec
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
+from gateway.experiments.experiments import UnknownAnswer
 from gateway.experiments.feedback_ring import name_of
 from gateway.http.body import read_body
-from gateway.http.request import decode_headers
+from gateway.http.headers import decode_headers
 from gateway.service import Service
 from schemas.errors import InvalidRequest, UnsupportedMediaType
 
@@ -50,7 +51,12 @@ def handler(service: Service) -> HTTPRouteHandler:
             service.refresh()
             given = _read(body)
             name = _name(given, service.keys.owner(headers))
-            service.experiments.feedback(name, given.metric, given.value)
+            try:
+                service.experiments.feedback(name, given.metric, given.value)
+            except UnknownAnswer:
+                if service.shared is None:
+                    raise
+                await service.shared.feedback(name, given.metric, given.value)
         return Response(None, status_code=204)
 
     return feedback

@@ -30,7 +30,9 @@ _RUN = (
 )
 _KINDS = {
     "describe": _DESCRIBED,
+    "object": (*_DESCRIBED, "invalid_request", "malformed_body", "unsupported", "body_too_large"),
     "manage": (*_DESCRIBED, "invalid_request", "malformed_body", "forbidden", "conflict"),
+    "store": (*_DESCRIBED, "invalid_request", "malformed_body", "body_too_large", "rate_limited", "overloaded"),
 }
 """The kind of a route -> the kinds of errors that it may have; all other routes run a model."""
 
@@ -121,7 +123,8 @@ def _operation(protocol: str, codec: ServerCodec, route: Route, schemas: Mapping
     if route.open:
         operation["security"] = []
     if route.body is not None:
-        operation["requestBody"] = {"required": True, "content": {"application/json": _content(route.body, schemas)}}
+        media_type = "multipart/form-data" if route.form else "application/json"
+        operation["requestBody"] = {"required": True, "content": {media_type: _content(route.body, schemas)}}
         if route.example is not None:
             operation["requestBody"]["content"]["application/json"]["example"] = route.example
     return operation

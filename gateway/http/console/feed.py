@@ -87,7 +87,7 @@ class Feed:
         if self._service.live.number != self._point and self._service.live.points:
             self._point = self._service.live.number
             point = b"event: live\ndata: %b\n\n" % msgspec.json.encode(self._service.live.points[-1])
-        found, self._position = self._service.requests.since(self._position)
+        found, self._position = self._service.requests.since(self._position, _MOST_REQUESTS)
         return Tick(self._number, self._revision, point, tuple(found[-_MOST_REQUESTS:]))
 
     def _tick(self, news: Tick) -> Tick:

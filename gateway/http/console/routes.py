@@ -12,17 +12,19 @@ from litestar.response import Stream
 
 from gateway.access.keys_file import Key
 from gateway.http.api.health import READ
-from gateway.http.console.experiments import experiment_view
+from gateway.http.console.experiments import ExperimentViews
 from gateway.http.console.feed import Feed
 from gateway.http.console.models import models_view
 from gateway.http.console.requests import texts, visible
 from gateway.http.console.session import key_of, session
-from gateway.http.request import decode_headers
+from gateway.http.headers import decode_headers
 from gateway.service import Service
 
 Asked = Request[Any, Any, Any]
 _REPORT_TICKS = 10
 """Ticks between two events `experiments`: a report takes the event loop milliseconds."""
+_REPORT_AGE = 5.0
+"""Seconds that a report may be old for a tab that got the event `experiments`: all of them ask at once."""
 _FIGURES = {"live", "experiments"}
 """Topics that show the traffic of all keys."""
 _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would collect the events
@@ -30,7 +32,7 @@ _STREAM = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx woul
 
 def handlers(service: Service) -> list[HTTPRouteHandler]:
     """The routes: `/v1/console/session`, and `/v1/console/events`, the one stream of a tab."""
-    feed = Feed(service)
+    feed, views = Feed(service), ExperimentViews(service)
 
     @route("/v1/console/session", http_method=READ, include_in_schema=False, opt={"role": "ask"})
     async def current(request: Asked) -> Response[bytes]:
@@ -49,10 +51,11 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
 
     @route("/v1/console/experiment", http_method=READ, include_in_schema=False, opt={"role": "metrics"})
     async def experiment(request: Asked) -> Response[bytes]:
-        """The experiment of the endpoint `?endpoint=`."""
+        """The experiment of the endpoint `?endpoint=`; with `?shared=`, one that another tab was sent seconds ago."""
         service.keys.check(decode_headers(request.scope["headers"]), "metrics")
         name = request.query_params.get("endpoint", "")
-        return Response(experiment_view(service, name), media_type="application/json")
+        max_age = _REPORT_AGE if "shared" in request.query_params else 0.0
+        return Response(views.of(name, max_age), media_type="application/json")
 
     @route("/v1/console/live", http_method=READ, include_in_schema=False, opt={"role": "metrics"})
     async def live(request: Asked) -> Response[bytes]:

@@ -113,7 +113,7 @@ def session(service: Service, key: Key | None) -> Session:
         keeps_usage=service.usage is not None,
         keeps_texts=service.usage is not None and service.usage.settings.text,
         has_keys_file=server.keys_file is not None,
-        is_changeable=server.state_file is not None,
+        is_changeable=service.config.is_changeable,
         default=catalog.default,
         endpoints=tuple(_endpoint(service, card) for card in catalog.cards.values()),
     )

@@ -77,7 +77,7 @@ function askForKey(why = "") {
     why ? h("p", { class: "bad", role: "alert" }, why) : h("p", {}, "The key decides what you may see and change. It is kept for this tab only."),
     h("input", { type: "text", name: "username", autocomplete: "username", value: "interlingua", hidden: true }),
     field("API key", input),
-    h("div", { class: "row" }, h("button", { class: "button primary" }, "Log in"), session.now && button("Cancel", show, { kind: "quiet" })),
+    h("div", { class: "row" }, h("button", { class: "button primary" }, "Log in"), session.now && button("Cancel", () => (show(), who.querySelector("button").focus()), { kind: "quiet" })),
   );
   view.className = "view-login";
   view.replaceChildren(form);
@@ -105,6 +105,7 @@ async function begin() {
   noteReturn();
   drawWho();
   show();
+  if (document.activeElement === document.body) view.focus();
 }
 
 function noteLoss() {

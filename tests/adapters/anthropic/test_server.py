@@ -46,6 +46,7 @@ from schemas.ir import (
     ToolDelta,
     Usage,
 )
+from schemas.left_out import left_out
 
 SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
 ROUTES = {route.name: route for route in SERVER.routes}
@@ -161,7 +162,7 @@ def test_blocks() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source"),
         ({"temperature": 1.5}, "temperature"),
@@ -242,17 +243,31 @@ def test_fields_of_anthropics_own_servers_are_named(field: str) -> None:
     assert ask(**{field: []}).unread == ()
 
 
-def test_hints_for_the_cache_are_no_unknown_fields() -> None:
+def test_hints_for_the_cache_are_named_once_and_refused_by_nobody() -> None:
     cached = {"type": "ephemeral"}
     block = {"type": "text", "text": "Hi", "cache_control": cached}
     messages = [{"role": "user", "content": [block]}]
-    request = ask(messages=messages, system=[block], tools=[WEATHER | {"cache_control": cached}], cache_control=cached)
-    assert (request.unknown, request.unread) == ((), ())
+    fields = {"messages": messages, "system": [block], "tools": [WEATHER | {"cache_control": cached}]}
+    assert ask(**fields, cache_control=cached).unknown == ("cache_control",)
+    assert ask(**fields).unknown == ("tools[0].cache_control",)
+    assert ask(messages=messages).unknown == ("messages[0].content[0].cache_control",)
+    assert ask(**fields).unread == ()
 
 
-def test_thinking_is_named_where_it_has_no_effect() -> None:
-    assert ask(thinking={"type": "enabled", "budget_tokens": 1024}).unknown == ("thinking",)
-    assert ask(thinking={"type": "disabled"}).unknown == ()
+def test_what_changes_nothing_is_named() -> None:
+    enabled = {"type": "enabled", "budget_tokens": 1024}
+    assert left_out(ask(thinking=enabled)) == ("thinking",)
+    assert ask(thinking=enabled | {"display": "omitted"}).unknown == ("thinking.display",)
+    call = {"type": "tool_use", "id": "c", "name": "get_weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "No.", "is_error": True}
+    turns = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    assert ask(messages=turns).unknown == ("messages[1].content[0].is_error",)
+
+
+def test_a_system_message_within_the_conversation() -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "system", "content": [{"type": "text", "text": "Be short."}]}]
+    (prompt,) = ask(messages=turns).prompts
+    assert prompt == ChatPrompt((Message("user", "Hi"), Message("system", (TextPart("Be short."),))))
 
 
 def test_the_tokens_of_an_input_are_counted() -> None:

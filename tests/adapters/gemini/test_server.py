@@ -175,7 +175,7 @@ def test_calls_and_results() -> None:
     assert isinstance(prompt, ChatPrompt)
     _, called, *results, last = prompt.messages
     first = called.tool_calls[0].id
-    assert called.tool_calls == (ToolCall(first, "f", '{"a":1}'), ToolCall("own", "g", "{}"))
+    assert called.tool_calls == (ToolCall(first, "f", '{"a":1}', "x"), ToolCall("own", "g", "{}"))
     assert called.reasoning == "Hm."
     assert results == [
         Message("tool", "2", name="g", tool_call_id="own"),
@@ -431,3 +431,25 @@ def test_models() -> None:
         described("model", "x")
     with pytest.raises(InvalidRequest):
         described("models", pageSize="many")
+
+
+LOW = "MEDIA_RESOLUTION_LOW"
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"toolConfig": {"retrievalConfig": {"languageCode": "de"}}}, "toolConfig.retrievalConfig"),
+        (
+            {"toolConfig": {"includeServerSideToolInvocations": True}},
+            "toolConfig.includeServerSideToolInvocations",
+        ),
+        ({"generationConfig": {"mediaResolution": LOW}}, "generationConfig.mediaResolution"),
+        (
+            {"contents": [{"parts": [{"text": "x", "mediaResolution": {"level": LOW}}]}]},
+            "contents[0].parts[0].mediaResolution",
+        ),
+    ],
+)
+def test_a_known_field_without_effect_is_named(fields: dict[str, Any], name: str) -> None:
+    assert ask(**fields).unknown == (name,)

@@ -360,10 +360,10 @@ def described(route: str, **fields: Any) -> Any:
 
 def test_what_is_served() -> None:
     listed = described("tags")["models"]
-    assert [model["name"] for model in listed] == ["m", "e"]
+    assert [model["name"] for model in listed] == ["m:latest", "e:latest"]
     assert listed[0]["modified_at"] == "1970-01-01T00:01:00Z"
     assert len(listed[0]["digest"]) == 64
-    assert [(model["name"], model["context_length"]) for model in described("ps")["models"]] == [("m", 4096)]
+    assert [(model["name"], model["context_length"]) for model in described("ps")["models"]] == [("m:latest", 4096)]
     shown = described("show", model="m:latest")
     assert shown["capabilities"] == ["completion", "tools", "vision"]
     assert shown["template"] == "{{ x }}"

@@ -55,6 +55,7 @@ def test_completions(stream: Events, logprobs: bool) -> None:
 answers = streams(tools=True, reasoning=True, with_logprobs=True, tops=2, reasons=REASONS)
 
 
+@pytest.mark.slow
 @given(stream=answers, refusal=st.booleans())
 def test_responses(stream: Events, refusal: bool) -> None:
     if refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from backends.autoscaling import Scaling
 from backends.native.backend import NativeBackend
+from backends.native.cluster.placement import Resources
 from backends.native.options import NativeOptions, problems_of, read_options
 from backends.native.protocol.engine_options import EngineOptions
 
@@ -66,6 +69,17 @@ def test_the_former_name_reaches_a_shared_engine_process_too() -> None:
         ({"engines": ["unix:///a", "unix:///a"]}, "twice"),
         ({"replicas": 0}, "without an engine"),
         ({"engine": "inprocess", "replicas": 2}, "no replicas"),
+        ({"engine": "inprocess", "ray": "auto"}, "no replicas"),
+        ({"replicas": {"min": 1, "max": 2}}, "are for engines on Ray: set `ray`"),
+        ({"resources": {"num_gpus": 1}}, "are for engines on Ray: set `ray`"),
+        ({"ray": "auto", "replicas": {"min": 3}}, "must be at least `min`"),
+        ({"ray": "10.0.0.1"}, "matching regex"),
+        ({"ray": "auto", "warm_engine": True}, "no `warm_engine`"),
+        ({"ray": "auto", "engines_file": "list"}, "no `engines_file`"),
+        ({"ray": "auto", "tensor_parallel": 2}, "cannot be placed on Ray"),
+        ({"ray": "auto", "device": "cuda"}, "needs `resources = { num_gpus = 1 }`"),
+        ({"engine": "inprocess", "tensor_parallel": 2}, "takes processes"),
+        ({"tensor_parallel": 0}, "tensor_parallel"),
     ],
 )
 def test_wrong_options_are_rejected(given: dict[str, Any], message: str) -> None:
@@ -95,3 +109,37 @@ def test_engines_over_tcp_need_a_secret(monkeypatch: pytest.MonkeyPatch) -> None
     assert "has 9 characters" in problem[1]
     monkeypatch.setenv("THE_SECRET", "long enough, is it")
     assert list(problems_of({**options, "secret_env": "THE_SECRET"})) == []
+
+
+def test_what_is_placed_on_ray() -> None:
+    options = read_options({"model": "folder", "threads": 3, "ray": "10.0.0.1:6379", "replicas": 2, "hung_after": 9.0})
+    assert options.own_engines == ()
+    placed = options.placed("llama")
+    assert placed.options == EngineOptions(model="folder", threads=3)
+    assert (placed.name, placed.secret_env, placed.hung_after) == ("llama", "ENGINE_SECRET", 9.0)
+    assert (placed.scaling.min, placed.scaling.max, placed.resources) == (2, 2, Resources())
+    limits = read_options({"ray": "auto", "replicas": {"max": 5}, "resources": {"num_gpus": 0.5}, "secret_env": "S"})
+    assert limits.placed("").scaling == Scaling(max=5)
+    assert limits.placed("").resources == Resources(num_gpus=0.5)
+    assert limits.placed("").secret_env == "S"
+    assert read_options({"ray": "auto"}).placed("").scaling == Scaling()
+
+
+def test_engines_on_ray_need_a_secret_and_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ENGINE_SECRET", raising=False)
+    found = dict(problems_of({"ray": "auto"}))
+    assert "ENGINE_SECRET is not set" in found[("secret_env",)]
+    lacking = {} if find_spec("ray") else {("ray",): "engines on Ray need it: pip install 'interlingua[cluster]'"}
+    monkeypatch.setenv("ENGINE_SECRET", "long enough, is it")
+    assert dict(problems_of({"ray": "auto"})) == lacking
+
+
+def test_the_check_refuses_a_model_whose_heads_cannot_be_split() -> None:
+    assert list(problems_of({"tensor_parallel": 2})) == []  # the bundled model has 6 heads, and 2 for keys
+    for options, why in (
+        ({"tensor_parallel": 3}, "its num_key_value_heads of 2 cannot be divided by 3"),
+        ({"tensor_parallel": 2, "lora_adapters": LORA}, "LoRA adapters are not split"),
+    ):
+        ((path, problem),) = problems_of(options)
+        assert path == ("tensor_parallel",)
+        assert problem.endswith(why)

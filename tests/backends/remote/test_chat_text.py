@@ -158,6 +158,7 @@ async def test_databricks_applies_the_template_to_a_prompt_unless_it_is_raw() ->
         assert sent_text(there.asked) == "Hi"
 
 
+@pytest.mark.slow
 async def test_a_prompt_for_the_template_is_refused_where_there_is_none() -> None:
     async with upstream(triton("x", 1)) as there, running(app("triton", there.url)) as http:
         reply = await http.post("/serving-endpoints/m/invocations", json={"prompt": "Hi"})
@@ -177,6 +178,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ANSWERS)
 async def test_raw_text_is_one_turn_or_refused(kind: str) -> None:
     def play(asked: Asked) -> tuple[Step, ...]:

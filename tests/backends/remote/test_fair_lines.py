@@ -13,7 +13,7 @@ from backends.transport import Transport
 from backends.transport.general import GeneralTransport
 from schemas.errors import Overloaded
 from schemas.ir import ChatPrompt, Generate, Message, Stopping
-from tests.backends.transport.servers import forward_proxy
+from tests.backends.transport.servers import forward_proxy, http2_server
 from tests.faults.recorded import ask, record, remote, request
 from tests.faults.upstream import Asked, Pause, Step, response, upstream
 
@@ -70,6 +70,35 @@ async def test_a_key_with_a_thousand_waiting_requests_delays_another_one_by_one(
 
 
 @pytest.mark.slow
+async def test_keys_take_turns_for_the_streams_of_an_http2_connection() -> None:
+    came, full, answered = list[str](), asyncio.Event(), asyncio.Event()
+
+    async def before(body: bytes) -> None:
+        if not body:
+            return  # a health check
+        came.append(str(json.loads(body)["messages"][0]["content"]))
+        if len(came) == 100:
+            full.set()
+        await answered.wait()
+
+    async with (
+        http2_server(await record("openai", stream=False), before=before) as there,
+        remote("openai", f"http://127.0.0.1:{there.port}", http2=True) as backend,
+    ):
+        tasks = [asyncio.create_task(ask(backend, from_key("greedy"))) for _ in range(160)]
+        await asyncio.wait_for(full.wait(), 60)
+        tasks.append(asyncio.create_task(ask(backend, from_key("other"))))
+        line = backend._connected.requests._turns._waiting  # type: ignore[union-attr]
+        async with asyncio.timeout(60):
+            while len(line) != 61:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        answered.set()
+        assert [error for _, error in await asyncio.gather(*tasks)] == [None] * 161
+    # Two may come before it: the first in the line, and one of the turn of the event loop.
+    assert came.index("other") - 100 <= 2
+
+
+@pytest.mark.slow
 @WAYS
 async def test_a_short_request_overtakes_long_ones_if_that_is_wanted(proxied: bool) -> None:
     waiting, short = [from_key("", 4000)] * 30, replace(from_key("short"), flow="")
@@ -83,7 +112,7 @@ async def test_a_full_line_refuses_and_a_cancelled_request_leaves_it(proxied: bo
         return (response(b"{}"),) if asked.line.startswith("GET ") else ()
 
     async def waits(backend: RemoteBackend, count: int) -> None:
-        line = backend._connected.requests._waiting if proxied else backend._connected.requests.pool._waiting  # type: ignore[union-attr]
+        line = backend._connected.requests._turns._waiting if proxied else backend._connected.requests.pool._waiting  # type: ignore[union-attr]
         async with asyncio.timeout(60):
             while len(line) != count:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -93,7 +122,7 @@ async def test_a_full_line_refuses_and_a_cancelled_request_leaves_it(proxied: bo
         url = f"http://models.example:{there.port}" if proxied else there.url
         async with remote("openai", url, limits={"connections": 1, "waiting": 2}, **options) as backend:
             # Until the health check's answer is read to its end.
-            while getattr(backend._connected.requests, "_running", 0):  # noqa: ASYNC110
+            while (turns := getattr(backend._connected.requests, "_turns", None)) and turns._running:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             tasks = [asyncio.create_task(ask(backend, from_key("a"))) for _ in range(3)]
             await waits(backend, 2)

@@ -58,6 +58,7 @@ async def test_a_body_and_its_answer_pass() -> None:
         assert any('"rerank"' in line and 'outcome="ok"' in line for line in metrics)
 
 
+@pytest.mark.slow
 async def test_a_form_passes() -> None:
     sound = bytes(range(256)) * 8
     spoken = response(b'{"text":"Hi"}')
@@ -74,6 +75,7 @@ async def test_a_form_passes() -> None:
         assert refused.status_code == 415
 
 
+@pytest.mark.slow
 async def test_an_answer_of_any_media_type_passes() -> None:
     sound = response(b"\xff\xfb").replace(b"application/json", b"audio/mpeg")
     async with over({"/v1/audio/speech": sound}) as (client, _):
@@ -124,6 +126,7 @@ async def test_what_nobody_has_is_refused_by_name(model: str) -> None:
         assert (await client.post("/v1/rerank", json={"model": "nobody"})).status_code == 404
 
 
+@pytest.mark.slow
 async def test_tokens_are_counted_by_the_remote_where_it_can() -> None:
     count = response(b'{"input_tokens":7,"x_new":1}')
     tokens = response(b'{"count":1,"max_model_len":9,"tokens":[5],"x_new":1}')

@@ -65,6 +65,7 @@ def chat(text: str, *turns: str) -> Generate:
     return replace(request("openai", stream=False), prompts=(ChatPrompt(messages),))
 
 
+@pytest.mark.slow
 async def test_a_request_goes_to_the_server_with_the_fewest() -> None:
     async with running(3, routing="least") as (backend, made):
         for each in made:
@@ -119,6 +120,27 @@ async def test_latency_prefers_the_server_that_answers_first() -> None:
         assert [each.asked for each in made] == [1, 5]
 
 
+async def test_an_endpoint_picker_chooses_among_the_servers_that_are_well() -> None:
+    async with running(3, routing="conversation") as (backend, made):
+        addresses = [each.upstream.url.removeprefix("http://").partition("/")[0] for each in made]
+        picked = replace(chat("Say it."), destinations=("192.0.2.1:80", addresses[2], addresses[0]))
+        for _ in range(3):
+            await ask(backend, picked)  # type: ignore[arg-type]
+        assert [each.asked for each in made] == [0, 0, 3]
+        made[2].steps = (Reset(),)
+        assert (await ask(backend, picked))[1] is None  # type: ignore[arg-type]
+        assert sum(each.asked for each in made[:2]) == 1, "another server answers if the chosen one fails"
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [("https://u:p@a.example/v1", "a.example:443"), ("http://[::1]/v1", "[::1]:80"), ("http://a:8000", "a:8000")],
+)
+def test_the_address_of_a_server(url: str, address: str) -> None:
+    backend = RemoteServers("several", {url: None}, "least")  # type: ignore[dict-item]
+    assert backend._servers[0].address == address
+
+
 @pytest.mark.parametrize("fault", [(Reset(),), (response(b"{}", "500 Broken"),), (response(b"{}", "429 Slow"),)])
 async def test_another_server_is_asked_if_one_fails_before_its_first_event(fault: tuple[Step, ...]) -> None:
     async with running(2, routing="least") as (backend, made):
@@ -140,6 +162,7 @@ async def test_a_refused_request_and_a_timeout_are_not_asked_again() -> None:
         assert made[1].asked == 0
 
 
+@pytest.mark.slow
 async def test_a_stream_that_has_begun_is_not_begun_again() -> None:
     body = await record("openai", stream=True)
     async with running(2, routing="least") as (backend, made):

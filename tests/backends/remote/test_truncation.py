@@ -66,6 +66,7 @@ async def ask(server: str, room: int, **fields: Any) -> tuple[int, Any, list[lis
     return answer.status_code, answer.json(), sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", TOO_LONG)
 async def test_the_oldest_turns_go_until_the_rest_is_taken(server: str) -> None:
     status, answer, sent = await ask(server, 32, truncation="auto")

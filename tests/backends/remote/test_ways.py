@@ -159,6 +159,7 @@ async def test_a_proxy_that_refuses_is_named_without_its_password(monkeypatch: p
     assert "set `proxy`" in await why("http://models.example/v1", proxy=f"http://127.0.0.1:{free_port()}")
 
 
+@pytest.mark.slow
 async def test_a_socks_proxy_is_used() -> None:
     async with upstream(await play()) as there, socks_proxy() as proxy:  # type: ignore[attr-defined]
         options = {"proxy": f"socks5://127.0.0.1:{proxy.port}"}
@@ -177,6 +178,7 @@ async def test_tls_through_a_proxy_ends_at_the_server(certificates: Path) -> Non
     assert set(proxy.asked) == {f"CONNECT localhost:{there.port} HTTP/1.1"}
 
 
+@pytest.mark.slow
 @needs_openssl
 async def test_a_certificate_that_is_not_trusted_is_explained(certificates: Path) -> None:
     async with secure(await play(), server_context(certificates / "server.pem")) as there:
@@ -192,6 +194,7 @@ async def test_a_certificate_that_is_not_trusted_is_explained(certificates: Path
         assert "use a name of the certificate in `url`" in text
 
 
+@pytest.mark.slow
 @needs_openssl
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 async def test_a_client_certificate_is_shown(certificates: Path, version: ssl.TLSVersion) -> None:
@@ -208,6 +211,7 @@ async def test_a_client_certificate_is_shown(certificates: Path, version: ssl.TL
         assert "`client_cert`" in await why(url, **trusted, **wrong)
 
 
+@pytest.mark.slow
 @needs_openssl
 async def test_the_wrong_scheme_is_explained(certificates: Path) -> None:
 
@@ -401,7 +405,7 @@ async def test_cancelled_requests_leave_no_connection_behind() -> None:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
             async with asyncio.timeout(60):
-                while backend._connected.requests._running:  # noqa: ASYNC110
+                while backend._connected.requests._turns._running:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             there.play = await play()
             await answers(backend)

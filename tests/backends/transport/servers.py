@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -159,24 +160,40 @@ def socks_proxy() -> object:
 
 
 @asynccontextmanager
-async def http2_server(body: bytes, context: ssl.SSLContext | None = None) -> AsyncIterator[Proxy]:
-    """A server that speaks HTTP/2 only, and answers every request with `body`."""
+async def http2_server(
+    body: bytes,
+    context: ssl.SSLContext | None = None,
+    before: Callable[[bytes], Coroutine[Any, Any, None]] | None = None,
+) -> AsyncIterator[Proxy]:
+    """A server that speaks HTTP/2 only, and answers every request with `body`, once `before` its body has ended."""
     made = Proxy()
+
+    async def answer(
+        connection: h2.connection.H2Connection, writer: asyncio.StreamWriter, asked: bytes, to: int
+    ) -> None:
+        if before is not None:
+            await before(asked)
+        connection.send_headers(to, [(":status", "200"), ("content-type", "application/json")])
+        connection.send_data(to, body, end_stream=True)
+        writer.write(connection.data_to_send())
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
         connection.initiate_connection()
         writer.write(connection.data_to_send())
-        while data := await reader.read(65536):
-            for event in connection.receive_data(data):
-                if isinstance(event, h2.events.RequestReceived):
-                    fields = dict(event.headers or ())
-                    made.asked.append(f"{fields[b':method'].decode()} {fields[b':path'].decode()}")
-                elif isinstance(event, h2.events.StreamEnded):
-                    headers = [(":status", "200"), ("content-type", "application/json")]
-                    connection.send_headers(event.stream_id, headers)
-                    connection.send_data(event.stream_id, body, end_stream=True)
-            writer.write(connection.data_to_send())
+        bodies = defaultdict[int, bytes](bytes)
+        async with asyncio.TaskGroup() as answering:
+            while data := await reader.read(65536):
+                for event in connection.receive_data(data):
+                    if isinstance(event, h2.events.RequestReceived):
+                        fields = dict(event.headers or ())
+                        made.asked.append(f"{fields[b':method'].decode()} {fields[b':path'].decode()}")
+                    elif isinstance(event, h2.events.DataReceived):
+                        bodies[event.stream_id] += event.data
+                    elif isinstance(event, h2.events.StreamEnded):
+                        asked = bodies.pop(event.stream_id, b"")
+                        answering.create_task(answer(connection, writer, asked, event.stream_id))
+                writer.write(connection.data_to_send())
         writer.close()
 
     if context is not None:

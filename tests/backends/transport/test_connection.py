@@ -13,6 +13,7 @@ from tests.backends.transport.test_client import always, ask, soon, until
 from tests.faults.upstream import STREAM, Asked, Close, Hang, Pause, Step, chunk, response, upstream
 
 
+@pytest.mark.slow
 async def test_a_connection_with_unsent_bytes_is_closed() -> None:
     """An upstream that answers before it has read the whole request may never read the rest."""
     connections = 0

@@ -24,6 +24,6 @@ test('a tool is called', async () => {
 
 test('models and errors', async () => {
   const { models } = await client.list()
-  assert.ok(models.some(({ name }) => name === model))
+  assert.ok(models.some(({ name }) => name === `${model}:latest`))
   await assert.rejects(client.chat({ ...asked, model: 'absent' }), /model 'absent' not found/)
 })

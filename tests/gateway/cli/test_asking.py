@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,8 +102,15 @@ def test_a_chat_remembers_and_an_answer_can_be_stopped(server: Gateway) -> None:
     parent, child = pty.openpty()
     environment = {**os.environ, "INTERLINGUA_KEY": "sk-1", "TERM": "dumb"}
     command = [sys.executable, "-m", "gateway.cli", "chat", "--model", "echo", "--url", server.url]
+    # A shell has its background jobs ignore SIGINT, and they hand that on.
     process = subprocess.Popen(
-        command, stdin=child, stdout=child, stderr=child, env=environment, start_new_session=True, close_fds=True
+        command,
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     os.close(child)
     seen = ""
@@ -149,6 +157,7 @@ def test_an_image_is_a_data_url(tmp_path: Path) -> None:
     assert message["content"][1] == {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64,/9g="}}
 
 
+@pytest.mark.slow
 def test_without_a_server_they_say_how_to_start_one() -> None:
     for words in (["ask", "hello"], ["chat"]):
         done = CliRunner().invoke(main, [*words, "--url", "127.0.0.1:9"])

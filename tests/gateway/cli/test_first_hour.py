@@ -132,6 +132,7 @@ def taken() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", ANSWERS)
 def test_a_mistake_is_answered_with_what_to_do(mistake: str, folder: Path, taken: int) -> None:
     words, answer = ANSWERS[mistake]

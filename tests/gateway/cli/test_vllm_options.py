@@ -30,9 +30,10 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     '--lora-modules {"name":"a","path":"/x"}': ({"lora_adapters": {"a": "/x"}}, ""),
     "--enable-auto-tool-choice --tool-call-parser hermes": ({"tool_format": "hermes"}, ""),
     "--tool-call-parser unheard": ({}, "--tool-call-parser has no effect: the model's chat template tells"),
-    "--tensor-parallel-size 1": ({}, ""),
+    "--tensor-parallel-size 2": ({"tensor_parallel": 2}, ""),
+    "--pipeline-parallel-size 1": ({}, ""),
     "--data-parallel-size 2": ({"replicas": 2}, ""),
-    "-tp 1": ({}, ""),
+    "-tp 1": ({"tensor_parallel": 1}, ""),
     "--gpu-memory-utilization 0.9": ({}, "--gpu-memory-utilization has no effect: the KV cache"),
     "--quantization awq": ({}, "--quantization has no effect: the model's folder says"),
     "-q awq": ({}, "--quantization has no effect"),
@@ -43,8 +44,8 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     "--served-model-name one two --dtype auto": ({"dtype": "auto"}, ""),
 }
 REFUSED = {
-    "--tensor-parallel-size 2": "runs on one device: let vLLM run it",
-    "-tp 2": "runs on one device",
+    "--pipeline-parallel-size 2": "--tensor-parallel-size splits each layer instead; or let vLLM run it",
+    "-pp 2": "layers of a native model are not spread",
     "--trust-remote-code": "never run",
     "--api-key sk-secret": "pass --keys-env KEY",
     "--hf-token hf-secret": "export HF_TOKEN",

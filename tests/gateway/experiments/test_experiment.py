@@ -92,6 +92,7 @@ def rounded(report: Report) -> str:
     return re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", lambda found: str(round(float(found[0]), 9) + 0.0), text)
 
 
+@pytest.mark.slow
 def test_every_worker_reports_the_counters_of_all(tmp_path: Path) -> None:
     workers = [Experiment("chat", PAIR, tmp_path, number) for number in range(4)]
     alone = Experiment("chat", PAIR)
@@ -230,6 +231,7 @@ def test_the_guardrail_never_stops_the_control_or_an_arm_as_good() -> None:
     assert experiment.stopped() == frozenset()
 
 
+@pytest.mark.slow
 async def test_a_running_gateway_stops_a_worse_arm() -> None:
     app = application(chat=GUARDED)
     async with running(app) as client:
@@ -262,6 +264,7 @@ def test_decisions(low: float, high: float, metric: Any, decision: str) -> None:
     assert decide(Interval((low + high) / 2, low, high), metric, 0.02) == decision
 
 
+@pytest.mark.slow
 async def test_report_of_a_running_gateway() -> None:
     arms = endpoint(("a", "scripted", 40), ("b", "error", 30), ("c", "context-length", 30))
     shares = {"a": 40.0, "b": 30.0, "c": 30.0}

@@ -1,4 +1,4 @@
-"""The one door to experiments: who passes it, and who never does."""
+"""The only entry to experiments: which requests take it, and which never do."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_a_request_without_an_experiment_never_visits_experiments(stream: 
 
 
 @pytest.mark.parametrize("arms", [WITH_FEEDBACK, TWO], ids=["feedback", "two arms"])
-async def test_a_request_with_an_experiment_enters_by_the_one_door(arms: Any) -> None:
+async def test_a_request_with_an_experiment_enters_once(arms: Any) -> None:
     assert "gateway/experiments/experiments.py" in await visited(application(chat=arms))
 
 
@@ -72,6 +72,7 @@ async def test_feedback_that_could_not_be_counted_is_counted_when_it_is_sent_aga
         assert report.json()["arms"][0]["means"]["liked"] == 1.0
 
 
+@pytest.mark.slow
 async def test_feedback_for_an_endpoint_without_an_experiment_is_refused() -> None:
     async with running(application(chat=ALONE)) as client:
         answer = await chat(client)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
@@ -23,15 +22,17 @@ def replace(ring: FeedbackRing, name: bytes, metric: str, value: float) -> float
         return old
 
 
+@pytest.mark.no_cover
 @pytest.mark.slow
 def test_an_entry_is_found_until_it_is_overwritten() -> None:
     ring = FeedbackRing()
-    names = [name_of(secrets.token_hex(16), b"") for _ in range(100_000)]
+    # On average 146 names fall into one of the 1,024 sets, deviation 12: each of the sets, of 64 entries, is full.
+    names = [name_of(f"{number:032x}", b"") for number in range(150_000)]
     for number, name in enumerate(names):
         ring.note(name, Answered(number, 1, 2))
     kept = [number for number, name in enumerate(names) if (found := ring.find(name)) and found.stratum == number]
     assert len(kept) == 65_536
-    assert set(range(75_000, 100_000)) <= set(kept), "the last ones are kept"
+    assert set(range(125_000, 150_000)) <= set(kept), "the last ones are kept"
 
 
 def test_what_was_never_written_is_not_found(tmp_path: Path) -> None:

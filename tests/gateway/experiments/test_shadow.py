@@ -88,6 +88,7 @@ async def test_copies_are_figures_in_the_report() -> None:
     assert found["completion_tokens"]["mean"] > 1
 
 
+@pytest.mark.slow
 async def test_dropped_and_failed_copies_are_figures_too() -> None:
     app, _ = application("hang", Shadow(max_concurrent_requests=3, timeout=0.2))
     async with running(app) as client:
@@ -99,6 +100,7 @@ async def test_dropped_and_failed_copies_are_figures_too() -> None:
     assert found["latency"] == {"mean": None, "low": None, "high": None}
 
 
+@pytest.mark.slow
 async def test_copies_over_the_limit_are_not_sent() -> None:
     app, backend = application("hang", Shadow(max_concurrent_requests=3))
     async with running(app) as client:
@@ -126,6 +128,7 @@ async def test_no_copy_is_made_of_direct_calls_and_of_what_generates_nothing() -
         assert await ends(client) == {}
 
 
+@pytest.mark.slow
 async def test_a_shadow_whose_backend_is_gone_leaves_the_endpoint_ready() -> None:
     app, backend = application("echo", Shadow())
     async with running(app) as client:

@@ -50,6 +50,7 @@ async def exported(
     return list(read_rows(folder)), found
 
 
+@pytest.mark.slow
 async def test_figures_computed_from_rows_are_the_reports(tmp_path: Path) -> None:
     """For an arm that answers, one whose failures another arm repairs, and one that refuses every request."""
     arms = endpoint(("a", "scripted", 40), ("b", "error", 30), ("c", "context-length", 30))
@@ -76,6 +77,7 @@ async def test_figures_computed_from_rows_are_the_reports(tmp_path: Path) -> Non
     assert found["c"]["means"]["refused"] == 1.0
 
 
+@pytest.mark.slow
 async def test_what_a_row_holds(tmp_path: Path) -> None:
     rows, _ = await exported(tmp_path)
     assert len(rows) == 41  # the model that does not exist has no endpoint, so it has no row

@@ -42,6 +42,7 @@ def config(**options: Any) -> Config:
     return Config(backends={"s": {"kind": "scripted"}}, endpoints={"chat": endpoint}, filters=filters)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("protocol", REQUESTS)
 async def test_neither_the_model_nor_the_client_sees_what_is_replaced(protocol: str, stream: bool) -> None:
@@ -59,6 +60,7 @@ async def test_neither_the_model_nor_the_client_sees_what_is_replaced(protocol: 
             assert "[number]" in answer.text
 
 
+@pytest.mark.slow
 async def test_the_client_learns_in_its_protocol_that_its_request_is_refused() -> None:
     async with running(create_app(config(action="refuse"), {"s": ScriptedBackend("s")})) as client:
         refused = await client.post("/v1/chat/completions", json={"model": "chat", "messages": MESSAGES})

@@ -111,6 +111,7 @@ async def test_a_change_that_is_refused_fails_at_manage(monkeypatch: pytest.Monk
     assert cut(lines) == ("model_not_found", "manage", [])
 
 
+@pytest.mark.slow
 async def test_a_backend_that_cannot_be_reached_fails_at_wait() -> None:
     app, backend = scripted("echo")
     async with logged(app) as (client, lines):

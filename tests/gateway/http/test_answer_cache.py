@@ -69,6 +69,7 @@ async def serving(
             yield client, backend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", REQUESTS)
 async def test_the_same_request_gets_the_same_bytes(protocol: str) -> None:
     path, body = REQUESTS[protocol]
@@ -84,6 +85,7 @@ async def test_the_same_request_gets_the_same_bytes(protocol: str) -> None:
     assert backend.asked == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -115,6 +117,7 @@ async def test_a_seed_makes_sampling_repeatable_and_headers_ask_anew() -> None:
             assert backend.asked == asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("shared", "asked"), [(False, 2), (True, 1)])
 async def test_keys_get_each_others_answers_only_if_they_are_shared(tmp_path: Path, shared: bool, asked: int) -> None:
     file = keys_file(tmp_path / "keys.json")
@@ -131,6 +134,7 @@ async def test_keys_get_each_others_answers_only_if_they_are_shared(tmp_path: Pa
     assert backend.asked == asked
 
 
+@pytest.mark.slow
 async def test_a_repeated_request_is_decoded_twice_and_never_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
     decode = OpenAIServer.decode
@@ -200,6 +204,7 @@ async def test_an_endpoint_without_a_cache_says_nothing_of_one() -> None:
     assert backend.asked == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("choices", "stream", "asked"), [(1, False, 1), (3, False, 2), (1, True, 2)])
 async def test_an_answer_that_fills_much_of_the_cache_is_not_kept(choices: int, stream: bool, asked: int) -> None:
     messages = [{"role": "user", "content": "x" * 5000}]

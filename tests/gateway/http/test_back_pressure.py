@@ -28,6 +28,8 @@ class CountingBackend(ScriptedBackend):
 class Connection:
     """A client's connection whose buffer is full from the first part of the body on, until it is drained."""
 
+    gathers = False
+
     def __init__(self, body: bytes) -> None:
         self.write_paused = False
         self.sent: list[bytes] = []

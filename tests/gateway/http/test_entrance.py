@@ -52,6 +52,7 @@ async def test_a_foreign_page_is_refused_everywhere_but_for_health(headers: dict
     assert backend.active == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "headers",
     [
@@ -106,6 +107,7 @@ async def test_a_configured_origin_gets_its_preflight_and_its_headers() -> None:
         assert "x-request-id" in answer.headers["access-control-expose-headers"]
 
 
+@pytest.mark.slow
 async def test_options_tells_nothing_without_a_preflight() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
@@ -133,6 +135,7 @@ async def test_two_slashes_are_not_one(path: str) -> None:
         assert (await client.get(f"http://localhost{path}")).status_code == 404
 
 
+@pytest.mark.slow
 async def test_without_a_key_the_answer_says_how_and_a_second_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEYS", "secret")
     app, _ = scripted("echo", server=ServerSection(keys_env="KEYS"))
@@ -154,3 +157,28 @@ async def test_feedback_has_a_content_type() -> None:
             answer = await client.post("/v1/feedback", headers={"content-type": kind}, content=b"{}")
             assert answer.status_code == 415
         assert (await client.post("/v1/feedback", content=b"{}")).status_code == 415
+
+
+@pytest.mark.parametrize("origins", [(), (OURS,)])
+async def test_paths_of_litestar_and_of_protocols_are_distinguished(origins: tuple[str, ...]) -> None:
+    app, _ = scripted("echo", server=ServerSection(cors_origins=origins))
+    async with running(app) as client:
+        for path in ("/health", "/health/", "/%68ealth", "/health%2F", "/metrics/"):
+            assert (await client.get(path)).status_code == 200, path
+        for path in ("/v1/chat/completions", "/v1/chat/completions/", "/serving-endpoints/%65cho/invocations"):
+            answer = await client.post(path, json=BODY, headers={"origin": OURS} if origins else {})
+            assert answer.status_code == 200, path
+            assert answer.headers.get("access-control-allow-origin") == (OURS if origins else None)
+        assert (await client.put("/health")).status_code == 405
+        assert (await client.put("/v1/chat/completions")).status_code == 405
+
+
+async def test_a_bug_before_the_answer_is_answered_in_the_protocol() -> None:
+    app, _ = scripted("echo")
+    async with running(app) as client:
+        app.state.service.metrics.running = None
+        answer = await client.post("/v1/chat/completions", json=BODY)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert answer.headers["x-request-id"]
+    assert app.state.service.running == 0

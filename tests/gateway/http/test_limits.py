@@ -74,6 +74,7 @@ LIMITED: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", LIMITED)
 async def test_a_limit_is_a_refusal_in_the_protocols_words(protocol: str) -> None:
     path, body, headers = LIMITED[protocol]
@@ -87,6 +88,7 @@ async def test_a_limit_is_a_refusal_in_the_protocols_words(protocol: str) -> Non
     assert 0 < int(second.headers["retry-after"]) <= 60
 
 
+@pytest.mark.slow
 async def test_openais_client_reads_the_error_and_the_headers() -> None:
     async with running(application(None, EndpointLimit(requests=1, tokens=1000))) as client:
         sdk = openai.AsyncOpenAI(api_key="x", base_url="http://localhost/v1", http_client=client, max_retries=0)
@@ -146,6 +148,7 @@ async def test_a_revoked_and_an_expired_key_are_refused(file: Path) -> None:
         assert await status(good) == 401
 
 
+@pytest.mark.slow
 async def test_a_broken_file_stops_a_start_and_changes_nothing_while_serving(file: Path) -> None:
     with pytest.raises(ConfigError, match="gateway keys new"):
         application(file)

@@ -79,6 +79,7 @@ async def test_aliases_reach_every_protocol() -> None:
         assert (await client.get("/v2/models/claude-x/ready")).status_code == 200
 
 
+@pytest.mark.slow
 async def test_routes_without_a_model_go_to_the_default_of_their_mount_or_header() -> None:
     async with running(create_app(config(**SERVER))) as client:
         body = {"inputs": "x"}

@@ -35,6 +35,7 @@ PATHS: list[tuple[str, str, Role | None]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("port", "roles"), [(ASK, {"ask"}), (METRICS, {"metrics"}), (ADMIN, {"metrics", "admin"})])
 async def test_a_port_has_the_paths_of_its_roles_and_no_others(port: int, roles: set[str], tmp_path: Path) -> None:
     key = new_key(keys_file(tmp_path / "keys.json"), "root", roles=("admin",))

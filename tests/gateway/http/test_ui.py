@@ -30,6 +30,7 @@ DOCS = {
 }
 
 
+@pytest.mark.slow
 async def test_the_files_are_served_without_a_key_under_a_strict_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAGE_KEYS", "guest")
     app, _ = scripted("echo", server=ServerSection(keys_env="PAGE_KEYS"))

@@ -131,6 +131,7 @@ def imported(name: str, tmp_path: Path, **environment: str) -> tuple[dict[str, A
     return tomllib.loads(draft.toml()), [str(left) for left in sorted(draft.left)]
 
 
+@pytest.mark.slow
 def test_groups_become_endpoints_and_what_is_left_has_its_line(tmp_path: Path) -> None:
     config, left = imported("groups", tmp_path)
     assert config["server"] == {"port": 4000, "keys_env": "LITELLM_MASTER_KEY"}

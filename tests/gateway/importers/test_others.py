@@ -22,7 +22,7 @@ LINE = """\
 #!/bin/bash
 export CUDA_VISIBLE_DEVICES=0
 nohup vllm serve meta-llama/Llama-3.1-8B-Instruct \\
-  --served-model-name llama the-llama 'the llama' --max-model-len 32k -tp 2 \\
+  --served-model-name llama the-llama 'the llama' --max-model-len 32k -pp 2 \\
   --lora-modules sql=./sql '{"name": "law", "path": "/l"}' --api-key $KEY --enable-auto-tool-choice \\
   --tool-call-parser llama3_json --gpu-memory-utilization=0.9 --port 9000 --host 0.0.0.0 --unheard 3
 echo --max-num-seqs 3
@@ -59,7 +59,7 @@ def test_a_command_of_vllm(tmp_path: Path) -> None:
     }
     assert config["endpoints"]["llama"]["aliases"] == ["the-llama"]
     assert {left.place: left.line for left in draft.left} == dict.fromkeys(
-        ("tensor-parallel-size", "served-model-name", "api-key", "gpu-memory-utilization", "unheard"), 3
+        ("pipeline-parallel-size", "served-model-name", "api-key", "gpu-memory-utilization", "unheard"), 3
     )
 
 

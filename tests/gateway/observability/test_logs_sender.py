@@ -27,6 +27,7 @@ def _configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.observability.otlp.SHUTDOWN", 10.0)
 
 
+@pytest.mark.slow
 async def test_the_line_of_a_request_is_a_record_of_its_trace() -> None:
     with collector() as received:
         settings = Telemetry(endpoint=received.url, traces=False, logs=True)

@@ -34,6 +34,7 @@ def test_entries_are_read_once_and_the_ring_keeps_the_last(
         log.add(entry(number))
     found, position = log.since(position)
     assert ids(found) == ["2", "3", "4", "5"]
+    assert ids(log.since({}, 3)[0]) == ["3", "4", "5"]
     assert log.since(position)[0] == []
     log.add(entry(6))
     assert ids(log.since(position)[0]) == ["6"]

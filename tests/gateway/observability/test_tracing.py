@@ -49,6 +49,7 @@ def posted(there: Upstream) -> list[dict[str, str]]:
     return [asked.headers for asked in there.asked if asked.line.startswith("POST ")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_client_gateway_and_upstream_are_one_trace(stream: bool) -> None:
     with collector() as received:
@@ -137,6 +138,7 @@ async def test_a_failure_is_named_and_a_wrong_request_is_the_clients() -> None:
     assert received.named("GET /v1/models").parent == CLIENT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("flags", "sample", "spans"), [("00", 1.0, 0), ("01", 0.0, 2), (None, 0.0, 0), (None, 1.0, 2)])
 async def test_the_client_decides_on_sampling_and_else_the_ratio(flags: str | None, sample: float, spans: int) -> None:
     headers = {} if flags is None else {"traceparent": f"00-{TRACE}-{CLIENT}-{flags}"}
@@ -150,6 +152,7 @@ async def test_the_client_decides_on_sampling_and_else_the_ratio(flags: str | No
     assert flags is None or sent["traceparent"].split("-")[1] == TRACE
 
 
+@pytest.mark.slow
 async def test_variables_of_opentelemetry_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     with collector() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.url)
@@ -160,6 +163,7 @@ async def test_variables_of_opentelemetry_are_enough(monkeypatch: pytest.MonkeyP
     assert [span.service for span in received.spans] == ["edge", "edge"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hangs", "refuses"])
 async def test_a_collector_in_trouble_slows_nobody(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")

@@ -154,6 +154,7 @@ async def test_too_many_requests_behind_a_slow_one_are_given_up_and_its_answer_i
     assert b'\ngw_refused_total{reason="pipelining"} 1' in metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behind", [b"", GET * 20_000, b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Le"])
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_the_last_request_of_a_connection_is_answered_whole_and_says_so(chunked: bool, behind: bytes) -> None:
@@ -177,6 +178,7 @@ async def test_the_last_request_of_a_connection_is_answered_whole_and_says_so(ch
     assert json.loads(body)["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.slow
 async def test_clients_connect_again_after_the_last_request_of_a_connection() -> None:
     app, _ = scripted("echo", server=limits(max_requests_per_connection=2))
     async with listening(app) as port, httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:

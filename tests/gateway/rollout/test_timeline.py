@@ -14,6 +14,7 @@ from gateway.rollout.timeline import Timeline
 from tests.gateway.serving import PAIR, chat, running
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_a_point_is_added_when_it_is_due_and_requests_have_come(
     is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

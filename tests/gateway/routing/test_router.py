@@ -27,6 +27,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", BODIES)
 async def test_every_protocol_says_which_arm_answered(protocol: str) -> None:
     path, body = BODIES[protocol]
@@ -63,6 +64,7 @@ FALLS_BACK = ["backend-unavailable", "error", "overloaded", "rate-limited", "tru
 STAYS = ["timeout", "invalid-request", "context-length", "internal-error", "crash"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", FALLS_BACK)
 async def test_the_next_arm_answers_where_the_first_fails_before_its_first_event(fault: str, stream: bool) -> None:

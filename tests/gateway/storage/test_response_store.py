@@ -14,6 +14,8 @@ import pytest
 from adapters.base import Record
 from gateway.storage.response_store import KeyResponses, ResponseStore
 
+pytestmark = pytest.mark.usefixtures("_closed_databases")
+
 LIMIT = 1 << 20
 LARGE = b"x" * 32_000  # 32 of them fit into the limit
 

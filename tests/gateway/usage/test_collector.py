@@ -17,6 +17,8 @@ from gateway.usage.database import DatabaseError, open_database
 from gateway.usage.spool import Spool, files
 from tests.gateway.usage.records import record
 
+pytestmark = pytest.mark.usefixtures("_closed_databases")
+
 
 def collecting(folder: Path, lost: Callable[[int], None] = lambda _: None) -> Collector:
     return Collector(folder / "spool", str(folder / "usage"), lost)

@@ -17,6 +17,8 @@ from gateway.usage.ledger import Ledger
 from gateway.usage.spool import files
 from tests.gateway.usage.records import record
 
+pytestmark = pytest.mark.usefixtures("_closed_databases")
+
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 
-import structlog
 import torch
 from torch import Tensor
 
-from backends.native.engine.attention.comparison import TOLERANCES, error_of
+from backends.native.engine.attention.comparison import error_of
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
 from backends.native.engine.attention.kv_cache import LayerCache
 from backends.native.engine.attention.reference import reference_kernel
-
-log = structlog.get_logger()
+from backends.native.engine.kernels.acceptance import TOLERANCES, report_unused, why_not_used
 
 MAX_WIDTH = 256
 """The widest key or value; a tile of a wider one does not fit into the memory of a multiprocessor."""
@@ -38,7 +35,7 @@ def paged_kernel(
 ) -> Tensor:
     """Implements `interface.Kernel` for what it `supports`."""
     widest = max(queries.shape[2], cache.values.shape[2])
-    if queries.stride(2) != 1 or queries.dtype != cache.keys.dtype or widest > MAX_WIDTH:
+    if metadata.reaches or queries.stride(2) != 1 or queries.dtype != cache.keys.dtype or widest > MAX_WIDTH:
         return reference_kernel(queries, cache, block_size, metadata, params)
     attend = _routine()
     starts, contexts = metadata.device_starts, metadata.device_contexts
@@ -66,21 +63,18 @@ def is_right(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the kernel gives the reference's numbers on the device."""
     why = why_not(device, dtype)
     if why is not None:
-        log.warning("kernel.not_used", kernel="triton_paged", device=str(device), dtype=str(dtype), why=why)
+        report_unused("triton_paged", device, dtype, why)
     return why is None
 
 
 @torch.inference_mode()
 def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why the kernel cannot be used on the device; None: it can."""
-    if find_spec("triton") is None:
-        return "triton is not installed"
-    try:
-        error = max(error_of(paged_kernel, device, dtype, plain=plain) for plain in (True, False))
-    except Exception as raised:  # whatever Triton's compiler or driver raises
-        return f"{type(raised).__name__}: {raised}"[:500]
-    # `not <=`: NaN fails, too.
-    return None if error <= TOLERANCES[dtype] else f"it differs from the reference by {error:.1e}"
+
+    def error() -> float:
+        return max(error_of(paged_kernel, device, dtype, plain=plain) for plain in (True, False))
+
+    return why_not_used(error, TOLERANCES[dtype])
 
 
 def _routine() -> Callable[..., Tensor]:

@@ -10,8 +10,6 @@ from backends.native.engine.attention.kv_cache import LayerCache
 from backends.native.engine.attention.reference import reference_kernel
 from backends.native.engine.devices import index_tensor
 
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
-"""How far a number may be from the reference's in float32, relative to the largest."""
 _PAGE = 16
 _HEADS, _KEY_HEADS, _WIDTH = 6, 2, 64
 # New tokens and contexts of the sequences of each case: decode, and a prompt beside a decode.

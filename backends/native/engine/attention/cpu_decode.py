@@ -61,7 +61,10 @@ def paged_kernel(
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     _decode(attend, queries, cache, block_size, batch, params, output)
     # Each part writes its own rows of `output`: decode above, prompts here by one of two ways.
-    if not batch.is_whole_step and not attend_prompts(queries, cache, block_size, metadata, params, output):
+    # The compiled code for prompts is causal.
+    if not batch.is_whole_step and (
+        metadata.reaches or not attend_prompts(queries, cache, block_size, metadata, params, output)
+    ):
         fill(output, queries, cache, block_size, metadata, params, decoding=False)
     return output
 

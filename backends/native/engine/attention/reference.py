@@ -55,9 +55,9 @@ class Group:
         parts = zip(torch.split(self.tokens, most), slots, masks, strict=False)
         return [Group(tokens, rows.flatten(), mask, len(tokens)) for tokens, rows, mask in parts]
 
-    def select(self, rows: Tensor, index: Tensor) -> Tensor:
-        """The rows at `index`, as [sequences, rows of each, heads, width]."""
-        return rows.index_select(0, index).view(self.sequences, -1, *rows.shape[1:])
+    def split_rows(self, rows: Tensor) -> Tensor:
+        """Rows of all sequences, as [sequences, rows of each, heads, width]."""
+        return rows.view(self.sequences, -1, *rows.shape[1:])
 
 
 def reference_kernel(
@@ -85,16 +85,16 @@ def fill(
     # Other than plain scores are computed explicitly, which needs a mask even for a whole prompt.
     masked = not params.has_plain_scores
     most_bytes = _CPU_BYTES if queries.device.type == "cpu" else _DEVICE_BYTES
-    most_keys = most_bytes // (cache.keys.stride(0) * cache.keys.itemsize)
+    most_keys = most_bytes // (cache.keys.stride(0) * queries.itemsize)
     # Models may alternate kinds of layers (Gemma: sliding and full attention), so a step can have several plans.
     key = (params.sliding_window, params.chunk, sharing, masked, most_keys, decoding)
     if key not in metadata.plans:
         metadata.plans[key] = plan(metadata, block_size, *key)
     for group in metadata.plans[key]:
         attended = _attend(
-            group.select(queries, group.tokens),
-            group.select(cache.keys, group.slots),
-            group.select(cache.values, group.slots),
+            group.split_rows(queries.index_select(0, group.tokens)),
+            group.split_rows(cache.select_keys(group.slots, queries.dtype)),
+            group.split_rows(cache.select_values(group.slots, queries.dtype)),
             group,
             params,
         )
@@ -154,12 +154,15 @@ def _group(
 
     starts = metadata.starts
     tokens = [starts[index] + offset for offset in range(new) for index in indices]  # one index, or one new token
+    reach = metadata.reaches.get(indices[0]) if new > 1 else None
     # A chunk that continues a prompt has more keys than queries; torch's `is_causal` aligns the mask at the upper left
     # and would hide the earlier keys.
-    causal = not masked and 1 < new == contexts[0] <= (window or chunk or new)
+    causal = reach is None and not masked and 1 < new == contexts[0] <= (window or chunk or new)
     own = _own(lengths, device)
     mask = None
-    if chunk and not causal:
+    if reach is not None:
+        mask = _reach_mask(reach.to(device), contexts[0], firsts[0] if firsts else 0, window, sharing)
+    elif chunk and not causal:
         mask = _chunk_mask(lengths, firsts, new, chunk, sharing, device)
     elif not causal:
         mask = _mask(lengths, own, new, window, sharing, device)
@@ -213,6 +216,15 @@ def _mask(
         visible &= key > query - window
     # Rows repeat for the query heads that `_attend` stacks over one key head.
     return visible.repeat(1, sharing, 1).unsqueeze(1)
+
+
+def _reach_mask(reach: Tensor, context: int, first: int, window: int | None, sharing: int) -> Tensor:
+    """See `Group.mask`, for one sequence whose new tokens see the keys up to `reach`; the first gathered is `first`."""
+    key = torch.arange(first, context, device=reach.device)
+    visible = key <= reach.unsqueeze(1)
+    if window is not None:
+        visible &= key > torch.arange(context - len(reach), context, device=reach.device).unsqueeze(1) - window
+    return visible.repeat(sharing, 1).unsqueeze(0).unsqueeze(0)
 
 
 def _chunk_mask(

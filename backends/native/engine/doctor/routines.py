@@ -1,4 +1,4 @@
-"""Each routine of the engine against torch's: attention in each dtype, and what sampling does."""
+"""Each routine of the engine against torch's: attention and layers in each dtype, and what sampling does."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from msgspec import Struct
 from torch import Tensor
 
 from backends.native.engine.attention import accelerated
-from backends.native.engine.attention.comparison import TOLERANCES, error_of
+from backends.native.engine.attention.comparison import error_of
 from backends.native.engine.attention.interface import AttentionParams
 from backends.native.engine.attention.registry import CPU_PAGED, KERNELS, REFERENCE, TRITON_PAGED
+from backends.native.engine.kernels.acceptance import TOLERANCES
+from backends.native.engine.layers import accelerated as accelerated_layers
+from backends.native.engine.layers.comparison import error_of as error_of_layers
 from backends.native.engine.sampling.gumbel import perturb
 from backends.native.engine.sampling.logits_warpers import mask_top_k_top_p
 from backends.native.engine.sampling.operations import operations_for
@@ -48,7 +51,7 @@ class Routine(Struct, frozen=True):
 
 def compare(device: torch.device) -> list[Routine]:
     """Compare every routine that is for `device`."""
-    return [*_attention(device), *_sampling(device)]
+    return [*_attention(device), *_layers(device), *_sampling(device)]
 
 
 def _attention(device: torch.device) -> Iterator[Routine]:
@@ -65,6 +68,19 @@ def _attention(device: torch.device) -> Iterator[Routine]:
                 if kernel is TRITON_PAGED:
                     why = accelerated.why_not(device, dtype) or "it is not for this device"
                 yield Routine(kernel.name, name, False, None, allowed, why)
+
+
+def _layers(device: torch.device) -> Iterator[Routine]:
+    """What stands between a layer's products; on a CPU these are checked in each model that is loaded."""
+    for dtype, allowed in TOLERANCES.items() if device.type != "cpu" else ():
+        for name in accelerated_layers.NAMES:
+            kind = str(dtype).removeprefix("torch.")
+            routine = accelerated_layers.find(name, device, dtype)
+            if routine is None:
+                why = accelerated_layers.why_not(name, device, dtype) or "it is not for this device"
+                yield Routine(name, kind, False, None, allowed, why)
+            else:
+                yield Routine(name, kind, True, error_of_layers(name, routine, device, dtype), allowed)
 
 
 def _sampling(device: torch.device) -> Iterator[Routine]:

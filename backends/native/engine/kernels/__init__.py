@@ -1,1 +1,1 @@
-"""Compiled CPU kernels and the compiler that builds them."""
+"""Compiled CPU kernels and the compiler that builds them, and the kernels of accelerators in Triton."""

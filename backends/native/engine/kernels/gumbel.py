@@ -12,18 +12,15 @@ from torch import Tensor
 from backends.native.engine.kernels.jit import Function, function
 
 
-def add_gumbel_noise(scores: Tensor, low: Tensor, high: Tensor) -> None:
+def add_gumbel_noise(scores: Tensor, keys: Tensor) -> None:
     """Add each row's noise to its scores, in place. Only where `is_available`.
 
     Args:
         scores: [rows, vocabulary] float32, contiguous, on the CPU.
-        low: [rows] int32, the lower halves of the rows' keys.
-        high: [rows] int32, the upper halves.
+        keys: [rows, 2] int32, contiguous: the lower and the upper half of each row's key.
     """
     compiled = _function()
     assert compiled is not None, "is_available was not asked"
-    # [rows, 2] int32: a row's key as eight adjacent bytes.
-    keys = torch.stack((low, high), dim=1)
     compiled(scores.data_ptr(), keys.data_ptr(), *scores.shape, torch.get_num_threads())
 
 

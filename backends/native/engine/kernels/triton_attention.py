@@ -210,7 +210,7 @@ def paged_attention(
     key_heads, value_width = keys.shape[1], values.shape[2]
     sharing, decodes = heads // key_heads, most_new == 1
     splits = splits or (_splits(len(contexts) * key_heads) if decodes else 1)
-    rows = max(_DECODE_ROWS, triton.next_power_of_2(sharing)) if decodes else _PROMPT_ROWS
+    tile = tiles(sharing, decodes=decodes)
     value_padded = max(16, triton.next_power_of_2(value_width))
     output = queries.new_empty(tokens, heads, value_width)
     parts: Any = output
@@ -218,7 +218,7 @@ def paged_attention(
     if splits > 1:
         parts = queries.new_empty(tokens, heads, splits, value_width, dtype=torch.float32)
         sums = queries.new_empty(tokens, heads, splits, 2, dtype=torch.float32)
-    _attend[(len(contexts), key_heads, triton.cdiv(most_new * sharing, rows) * splits)](
+    _attend[(len(contexts), key_heads, triton.cdiv(most_new * sharing, tile["ROWS"]) * splits)](
         queries,
         keys,
         values,
@@ -241,8 +241,7 @@ def paged_attention(
         VALUE_WIDTH=value_width,
         VALUE_WIDTH_PADDED=value_padded,
         PAGE=page,
-        ROWS=rows,
-        KEYS=_DECODE_KEYS if decodes else _PROMPT_KEYS,
+        **tile,
         WINDOW=window,
         HAS_SOFTCAP=softcap > 0,
         HAS_SINKS=sinks is not None,
@@ -253,6 +252,13 @@ def paged_attention(
             parts, sums, output, VALUE_WIDTH=value_width, VALUE_WIDTH_PADDED=value_padded, SPLITS=splits
         )
     return output
+
+
+def tiles(sharing: int, *, decodes: bool) -> dict[str, int]:
+    """How many rows and keys a program takes at a time, for `sharing` query heads a key head."""
+    if decodes:
+        return {"ROWS": max(_DECODE_ROWS, triton.next_power_of_2(sharing)), "KEYS": _DECODE_KEYS}
+    return {"ROWS": _PROMPT_ROWS, "KEYS": _PROMPT_KEYS}
 
 
 def _splits(programs: int) -> int:

@@ -12,6 +12,7 @@ from backends.native.engine.layers.fused_attention import FusedAttention
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fused_mlp import FusedMLP
 from backends.native.engine.layers.fused_norm import FusedNorm
+from backends.native.engine.layers.fused_residuals import FusedResiduals, chain
 from backends.native.engine.layers.fusion import replace_modules
 
 
@@ -39,4 +40,11 @@ def fuse_decoder_layers(model: Any) -> None:
 
     After `fuse_layers` and `pack_linears`: only layers of which all parts were replaced qualify.
     """
-    replace_modules(text_part(model), FusedDecoderLayer.of)
+    text = text_part(model)
+    if model.device.type == "cpu":
+        replace_modules(text, FusedDecoderLayer.of)
+        return
+    replace_modules(text, FusedResiduals.of)
+    for module in text.modules():
+        if isinstance(module, torch.nn.ModuleList):
+            chain(list(module))

@@ -1,14 +1,13 @@
-"""Attention modules on CPUs: one product for queries, keys and values, and one compiled pass that applies norms and
+"""Attention modules: one product for queries, keys and values, and one compiled pass that applies norms and
 rotary embeddings and stores keys and values in the cache.
 
-Between a module's projections and its attention function, the compiled pass (`src/rotary.h`) knows norms of the heads
-(Qwen3) and rotary embeddings over halves, and nothing else. A module that computes anything else there calls the
-attention function with other queries or stores other keys, which `_probe` sees; such a module stays.
+Between a module's projections and its attention function, the compiled pass (`src/rotary.h`, `triton_layers`) knows
+norms of the heads (Qwen3) and rotary embeddings over halves, and nothing else. A module that computes anything else
+there calls the attention function with other queries or stores other keys, which `_probe` sees; such a module stays.
 """
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,8 +24,9 @@ from backends.native.engine.attention.interface import (
 )
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.progress import report_progress
-from backends.native.engine.kernels.jit import Function, typed_function
-from backends.native.engine.layers.fusion import Projections, alike, dtype_on_cpu, is_linear
+from backends.native.engine.layers.comparison import Routine
+from backends.native.engine.layers.fusion import Projections, alike, is_linear, place_of
+from backends.native.engine.layers.routines import find_routine
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _NORMS = ("q_norm", "k_norm")
@@ -42,7 +42,7 @@ class FusedAttention(Projections):
         join: whether its linear layers may be joined.
     """
 
-    def __init__(self, module: Any, rotate_and_store: Function, params: AttentionParams, *, join: bool) -> None:
+    def __init__(self, module: Any, rotate_and_store: Routine, params: AttentionParams, *, join: bool) -> None:
         super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "qkv_proj" if join else "")
         self.o_proj = module.o_proj
         self.layer: int = module.layer_idx
@@ -52,7 +52,8 @@ class FusedAttention(Projections):
         self.params = params
         # Both or none: `_is_made_of_heads` has refused other modules.
         norms = [getattr(module, name, None) for name in _NORMS]
-        self.norm_weights: list[Tensor | None] = [None if norm is None else norm.weight for norm in norms]
+        query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
+        self.norm_weights: tuple[Tensor | None, Tensor | None] = (query_norm, key_norm)
         self.epsilon: float = 0.0 if norms[0] is None else norms[0].variance_epsilon
         self._rotate_and_store = rotate_and_store
 
@@ -67,10 +68,7 @@ class FusedAttention(Projections):
         """
         if not _is_made_of_heads(module) or chunk_of(module) is not None:
             return None
-        dtype = dtype_on_cpu(module.q_proj)
-        if dtype is None:
-            return None
-        compiled = typed_function("fused_attention", "rotate_and_store", dtype)
+        compiled = find_routine("rotate_and_store", *place_of(module.q_proj))
         if compiled is None:
             return None
         try:
@@ -99,30 +97,20 @@ class FusedAttention(Projections):
         queries, keys = heads[:, : self.heads], heads[:, self.heads : self.heads + self.key_heads]
         # Keys twice: values have the same shape here. Only shape, dtype and device are read.
         layer = forward.cache.layer(self.layer, keys, keys)
+        cosines, sines = rotary_tables(position_embeddings, len(joined), self.width, joined.dtype)
         # In place, hence before the kernel: `queries` is a view of what this call rotates, and keys and values must be
         # in the cache.
-        self._write_heads(joined, position_embeddings, layer, forward.metadata.slots)
+        # The routine does not round: keys and values of a cache in 8 bits are written apart, and then rounded.
+        written, places = layer, forward.metadata.slots
+        if layer.in_8_bits:
+            written = LayerCache(*(joined.new_empty(len(joined), self.key_heads, self.width) for _ in range(2)))
+            places = torch.arange(len(joined), device=joined.device)
+        pools = (written.keys, written.values)
+        self._rotate_and_store(heads, cosines, sines, self.norm_weights, places, *pools, self.heads, self.epsilon)
+        if layer.in_8_bits:
+            layer.write(forward.metadata.slots, *pools)
         attended = forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, self.params)
         return self.o_proj(attended.view(1, len(joined), -1)), None
-
-    def _write_heads(
-        self, joined: Tensor, position_embeddings: tuple[Tensor, Tensor], layer: LayerCache, slots: Tensor
-    ) -> None:
-        """Turn queries and keys in place, and store keys and values at `slots`."""
-        cosines, sines = rotary_tables(position_embeddings, len(joined), self.width, joined.dtype)
-        self._rotate_and_store(
-            joined.data_ptr(),
-            cosines.data_ptr(),
-            sines.data_ptr(),
-            *self.norm_addresses,
-            slots.data_ptr(),
-            layer.keys.data_ptr(),
-            layer.values.data_ptr(),
-            (ctypes.c_long * 6)(
-                len(joined), self.heads, self.key_heads, self.width, cosines.shape[-1], torch.get_num_threads()
-            ),
-            self.epsilon,
-        )
 
 
 def rotary_tables(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -162,14 +150,14 @@ def _probe(called: Any, module: Any, longest: int) -> _AttentionCall:
     one so large that a clamp shows, and one so small that a norm's epsilon counts.
     """
     draw = torch.Generator().manual_seed(0)
-    dtype, width = dtype_on_cpu(module.q_proj), module.head_dim
+    (device, dtype), width = place_of(module.q_proj), module.head_dim
     # 1e3: OLMo's `clip_qkv` would show. 1e-3: the mean square is then close to usual epsilons (1e-6).
     hidden = torch.randn(1, 3, module.q_proj.in_features, generator=draw) * torch.tensor([[[1.0], [1e3], [1e-3]]])
     # Random angles up to 2 pi, the same in both halves: the convention of `rotate_half`. A module that pairs neighbours
     # instead (GPT-J, GLM) gives other queries.
     angles = torch.rand(1, 3, width // 2, generator=draw).mul(6.3).repeat(1, 1, 2)
     # The kernel returns fixed numbers, so both modules' outputs compare their output projections alone.
-    attended = torch.randn(3, module.q_proj.out_features // width, width, generator=draw).to(dtype)
+    attended = torch.randn(3, module.q_proj.out_features // width, width, generator=draw).to(device, dtype)
     calls: list[_AttentionCall] = []
 
     def kernel(
@@ -183,13 +171,14 @@ def _probe(called: Any, module: Any, longest: int) -> _AttentionCall:
         return attended
 
     # Three sequences of one token, in slots 0, 1 and 2 of a cache of one block.
-    metadata = AttentionMetadata(torch.arange(3), [1, 1, 1], [1, 1, 1], torch.zeros(3, 1, dtype=torch.int64))
-    positions = torch.tensor([[0, longest // 2, longest - 1]])
+    tables = torch.zeros(3, 1, dtype=torch.int64).to(device)
+    metadata = AttentionMetadata(torch.arange(3).to(device), [1, 1, 1], [1, 1, 1], tables)
+    positions = torch.tensor([[0, longest // 2, longest - 1]]).to(device)
     with running(Forward(KVCache(1, 3), metadata, kernel)):
         # All arguments that decoder layers of transformers pass; modules take what they know and ignore the rest.
         output, _ = called(
-            hidden_states=hidden.to(dtype),
-            position_embeddings=(angles.cos().to(dtype), angles.sin().to(dtype)),
+            hidden_states=hidden.to(device, dtype),
+            position_embeddings=(angles.cos().to(device, dtype), angles.sin().to(device, dtype)),
             attention_mask=None,
             position_ids=positions,
             cache_position=positions[0],
@@ -224,5 +213,5 @@ def _is_head_norm(norm: Any, module: Any, like: Any) -> bool:
         same
         and weight is not None
         and weight.shape == (module.head_dim,)
-        and weight.dtype == dtype_on_cpu(module.q_proj)
+        and (weight.device, weight.dtype) == place_of(module.q_proj)
     )

@@ -146,7 +146,7 @@ class FusedDecoderLayer(nn.Module):
     def _takes(self, hidden: Tensor, forward: Forward) -> bool:
         # Checked at every call: the same layer serves prompts. Under another kernel than `best_kernel` (a test's, or
         # the probe of a load) the parts must call that one.
-        few = 0 < hidden.shape[1] <= MAX_ROWS and hidden.dtype == self._like.dtype
+        few = 0 < hidden.shape[1] <= MAX_ROWS and hidden.dtype == self._like.dtype and not forward.cache.in_8_bits
         return few and forward.kernel is best_kernel and decode_batch(forward.metadata).is_whole_step
 
     def _memory(self, name: str, metadata: AttentionMetadata, size: int, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,6 @@
-"""RMS norms on CPUs as one compiled function (`src/rms_norm.h`) instead of seven torch operations.
+"""RMS norms as one compiled routine (`src/rms_norm.h`, `triton_layers`) instead of seven torch operations.
 
-A norm is replaced if it computes what that function computes; one with another formula (Gemma's) stays.
+A norm is replaced if it computes what that routine computes; one with another formula (Gemma's) stays.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.kernels.jit import Function, typed_function
+from backends.native.engine.layers.comparison import Routine
 from backends.native.engine.layers.fusion import alike
+from backends.native.engine.layers.routines import find_routine
 
 
 class FusedNorm(nn.Module):
     """Replaces a norm that rounds `x / sqrt(mean(x²) + epsilon)` and multiplies it by its weight."""
 
-    def __init__(self, norm: Any, function: Function) -> None:
+    def __init__(self, norm: Any, routine: Routine) -> None:
         super().__init__()
         self.norm = norm
         self.weight: Tensor = norm.weight
         self.epsilon: float = norm.variance_epsilon
-        self._function = function
+        self._rms_norm = routine
 
     @classmethod
     def of(cls, module: Any) -> Self | None:
@@ -31,32 +32,21 @@ class FusedNorm(nn.Module):
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not hasattr(module, "variance_epsilon"):
             return None
-        function = typed_function("fused_norm", "rms_norm", weight.dtype) if weight.device.type == "cpu" else None
-        fused = cls(module, function) if function else None
+        routine = find_routine("rms_norm", weight.device, weight.dtype)
+        fused = cls(module, routine) if routine else None
         return fused if fused and _is_equal(module, fused, weight) else None
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] to the same."""
-        width = len(self.weight)
-        if rows.dtype != self.weight.dtype or rows.shape[-1] != width:  # the compiled code does not check
+        if rows.dtype != self.weight.dtype or rows.shape[-1] != len(self.weight):  # the routine does not check
             normed: Tensor = self.norm(rows)
-            return normed
-        rows = rows.contiguous()
-        normed = torch.empty_like(rows)
-        self._function(
-            rows.data_ptr(),
-            self.weight.data_ptr(),
-            normed.data_ptr(),
-            rows.numel() // width,
-            width,
-            self.epsilon,
-            torch.get_num_threads(),
-        )
+        else:
+            normed = self._rms_norm(rows.contiguous(), self.weight, self.epsilon)
         return normed
 
 
 def _is_equal(norm: Any, fused: FusedNorm, weight: Tensor) -> bool:
     """Whether both give the same for an ordinary row, and for one so small that epsilon counts."""
     rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [1e-3]])
-    expected, found = norm(rows.to(weight.dtype)), fused(rows.to(weight.dtype))
-    return alike(expected, found)
+    rows = rows.to(weight.device, weight.dtype)
+    return alike(norm(rows), fused(rows))

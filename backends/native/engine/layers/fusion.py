@@ -52,12 +52,11 @@ def is_linear(module: object) -> bool:
     return type(module) in (nn.Linear, BlockLinear)
 
 
-def dtype_on_cpu(linear: Any) -> torch.dtype | None:
-    """The dtype of a linear layer's rows; None if it is not on a CPU."""
+def place_of(linear: Any) -> tuple[torch.device, torch.dtype]:
+    """The device and the dtype of a linear layer's rows."""
     if isinstance(linear, BlockLinear):
-        return linear.dtype
-    found: torch.dtype = linear.weight.dtype
-    return found if linear.weight.device.type == "cpu" else None
+        return torch.device("cpu"), linear.dtype
+    return linear.weight.device, linear.weight.dtype
 
 
 def join(*linears: Any) -> nn.Linear | BlockLinear | None:

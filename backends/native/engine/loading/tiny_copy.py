@@ -17,7 +17,11 @@ VOCAB = 128
 _WIDTH = 256
 """The hidden width of models without attention heads."""
 
+_CHUNK = 16
+"""Tokens that recurrent layers compute at a time: the longest prompts of the checks have several chunks."""
+
 _MAX_LAYERS = 12
+_KEY_HEADS = 2
 _MAX_PARAMETERS = 150_000_000
 # Upper bounds of sizes in the text part's configuration; a configuration need not have all of them.
 _MAX_SIZES = {
@@ -40,6 +44,8 @@ _MAX_SIZES = {
     "num_experts_per_tok": 2,
     "n_group": 2,
     "topk_group": 1,
+    "linear_num_heads": 2,
+    "mamba_chunk_size": _CHUNK,
 }
 # The same for towers (vision, audio); the first two are names for the number of layers.
 _MAX_TOWER_SIZES = {"num_blocks": 1, "depth": 1, "intermediate_size": 96}
@@ -52,6 +58,8 @@ _STATE_SPACES = (
     ("n_mamba_heads", "mamba_headdim", "mamba_ngroups", "mamba_expand"),
     ("num_heads", "head_dim", "n_groups", "expand"),
 )
+# Names for the state's size, beside which `chunk_size` is that of a recurrent layer.
+_STATE_SIZES = ("mamba_d_state", "ssm_state_size", "state_size")
 # CodeGen's code splits its heads over four devices that it was trained on.
 _LEAST_HEADS = {"codegen": 4}
 # Names for widths that are the hidden width, in models without attention heads.
@@ -81,7 +89,9 @@ def shrunken_copy(
         ValueError: the copy would have more than `max_parameters`.
         Exception: of any kind, if the class cannot be built with these sizes.
     """
-    config = shrunken_config(model.config, few_heads=few_heads, few_layers=few_layers)
+    # A model that is split over devices has a small copy that can be split as well.
+    ranks = getattr(model, "tp_size", None) or 1
+    config = shrunken_config(model.config, few_heads=few_heads, few_layers=few_layers, key_heads=max(_KEY_HEADS, ranks))
     for name in _IMAGE_TOKEN_IDS if image_token_id is not None else ():
         if hasattr(config, name):
             setattr(config, name, image_token_id)
@@ -100,8 +110,8 @@ def shrunken_copy(
     return small
 
 
-def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
-    """A copy of `config` with reduced sizes; towers (vision, audio) keep one layer."""
+def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool, key_heads: int = _KEY_HEADS) -> Any:
+    """A copy of `config` with reduced sizes, and `key_heads` key heads; towers (vision, audio) keep one layer."""
     config = copy.deepcopy(config)
     text = config.get_text_config(decoder=True)
     for part in _towers(config, text):
@@ -110,8 +120,9 @@ def shrunken_config(config: Any, *, few_heads: bool, few_layers: bool) -> Any:
         _shrink_layers(text, _fewest_layers(text))
     if few_heads:
         width = text.hidden_size
-        _shrink_heads(text)
+        _shrink_heads(text, key_heads)
         _shrink_state_spaces(text)
+        _shrink_linear_heads(text)
         for part in _towers(config, text):
             for name in _WIDTHS_OF_TEXT:
                 if getattr(part, name, None) == width:
@@ -178,7 +189,7 @@ def _shrink_layers(config: Any, layers: int) -> None:
     config.num_hidden_layers = layers
 
 
-def _shrink_heads(config: Any) -> None:
+def _shrink_heads(config: Any, key_heads: int) -> None:
     heads = getattr(config, "num_attention_heads", None)
     if heads is None:
         for name in _HIDDEN_WIDTHS:
@@ -188,8 +199,8 @@ def _shrink_heads(config: Any) -> None:
         return
     shared = getattr(config, "num_key_value_heads", None) or heads
     width = config.hidden_size // heads
-    # Two key heads, each shared by up to two query heads: grouped attention stays grouped.
-    fewer_shared = min(shared, _LEAST_HEADS.get(config.model_type, 2))
+    # Each key head is shared by up to two query heads: grouped attention stays grouped.
+    fewer_shared = min(shared, _LEAST_HEADS.get(config.model_type, key_heads))
     fewer = fewer_shared * min(heads // shared, 2)
     config.num_attention_heads = fewer
     if hasattr(config, "num_key_value_heads"):
@@ -202,6 +213,8 @@ def _shrink_heads(config: Any) -> None:
 
 def _shrink_state_spaces(config: Any) -> None:
     """Fit the heads of state space layers to the hidden width; their width stays where it can."""
+    if hasattr(config, "chunk_size") and any(hasattr(config, name) for name in _STATE_SIZES):
+        config.chunk_size = min(config.chunk_size, _CHUNK)
     for names in _STATE_SPACES:
         heads, width, groups, expand = (getattr(config, name, None) for name in names)
         if heads is None or width is None or groups is None or expand is None:
@@ -211,6 +224,14 @@ def _shrink_state_spaces(config: Any) -> None:
         heads = next(each for each in fitting if inner % each == 0 and each % groups == 0)
         setattr(config, names[0], heads)
         setattr(config, names[1], inner // heads)
+
+
+def _shrink_linear_heads(config: Any) -> None:
+    """Keep two key heads of linear attention, each shared by up to two value heads: shared keys stay shared."""
+    keys, values = (getattr(config, f"linear_num_{kind}_heads", None) for kind in ("key", "value"))
+    if isinstance(keys, int) and isinstance(values, int):
+        config.linear_num_key_heads = min(keys, 2)
+        config.linear_num_value_heads = config.linear_num_key_heads * min(values // keys, 2)
 
 
 def _widen(model: Any) -> None:

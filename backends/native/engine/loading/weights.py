@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -76,20 +76,21 @@ class LoadedModel:
     multimodal: SupportsMultiModal | None = None
 
 
-def load(folder: str, dtype: str = "auto", device: str = "auto", *, keep: bool = False) -> LoadedModel:
-    """Load the language model in `folder`.
+def load(folder: str, dtype: str = "auto", device: str = "auto", *, keep: bool = False, ranks: int = 1) -> LoadedModel:
+    """Load the language model in `folder`, or this rank's share of it.
 
     Args:
         folder: as `save_pretrained` writes it.
         dtype: see `pick_dtype`.
         device: see `pick_device`.
         keep: whether weights of a GGUF file stay in its blocks on a CPU, where they can.
+        ranks: how many ranks share the model; all must call it (`loading.splitting`).
 
     Raises:
         LoadError: it is missing, not a language model, damaged, or does not fit into memory.
     """
     path = Path(folder)
-    config = _read_config(path)
+    config = read_config(path)
     target = pick_device(device)
     own = MULTIMODAL_REGISTRY.find((config.architectures or [""])[0])
     picked = pick_dtype(dtype, path, config, target)
@@ -99,7 +100,7 @@ def load(folder: str, dtype: str = "auto", device: str = "auto", *, keep: bool =
         model = multimodal.get_language_model()
         text = model.config
     else:
-        model = _read_model(path, config, _auto_class(path, config), picked, target, keep=keep)
+        model = _read_model(path, config, auto_class_of(path, config), picked, target, keep=keep, ranks=ranks)
         text = config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     vocabulary = text.vocab_size if head is None else getattr(head, "out_features", None) or head.weight.shape[0]
@@ -120,25 +121,27 @@ def is_encoder(folder: str) -> bool:
     Raises:
         LoadError: `folder` is no checkpoint.
     """
-    config = _read_config(Path(folder))
+    config = read_config(Path(folder))
     return type(config) in MODEL_FOR_MASKED_LM_MAPPING and not (
         config.is_encoder_decoder or getattr(config, "is_decoder", False)
     )
 
 
-def load_encoder(folder: str, dtype: str = "auto", device: str = "auto", *, classifies: bool = False) -> LoadedModel:
-    """Load the encoder in `folder`, without an output layer or, if it `classifies`, with its classification head.
+def load_encoder(
+    folder: str, dtype: str = "auto", device: str = "auto", *, kind: Literal["states", "labels", "answers"] = "states"
+) -> LoadedModel:
+    """Load the encoder in `folder`: without an output layer, with its classification head, or as a language model.
 
     Raises:
         LoadError: it is missing, not for text, damaged, or does not fit into memory.
     """
     path = Path(folder)
-    config = _read_config(path)
+    config = read_config(path)
     target = pick_device(device)
     encoder_half = config.is_encoder_decoder and type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     auto_class = AutoModelForTextEncoding if encoder_half else AutoModel
-    if classifies:
-        auto_class = AutoModelForSequenceClassification
+    if kind != "states":
+        auto_class = AutoModelForSequenceClassification if kind == "labels" else auto_class_of(path, config)
         config.use_cache = False  # decoders would make a cache of keys and values that nobody reads
     model = _read_model(path, config, auto_class, pick_dtype(dtype, path, config, target), target)
     return LoadedModel(
@@ -202,7 +205,12 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
     return torch.float16 if own == torch.bfloat16 and not has_bfloat16(device) else own
 
 
-def _read_config(path: Path) -> Any:
+def read_config(path: Path) -> Any:
+    """The configuration of the checkpoint in a folder.
+
+    Raises:
+        LoadError: it is no checkpoint that can be loaded.
+    """
     if not path.is_dir():
         raise LoadError(f"There is no model folder '{path}'.")
     if not (path / "config.json").is_file():
@@ -218,7 +226,14 @@ def _read_config(path: Path) -> Any:
 
 
 def _read_model(
-    path: Path, config: Any, auto_class: Any, dtype: torch.dtype, device: torch.device, *, keep: bool = False
+    path: Path,
+    config: Any,
+    auto_class: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    keep: bool = False,
+    ranks: int = 1,
 ) -> Any:
     keep = keep and device.type == "cpu" and can_multiply(dtype)
     try:
@@ -235,6 +250,7 @@ def _read_model(
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            **_shared_by(ranks),
         )
         model = model.to(device).eval()
     except CheckpointError as error:
@@ -255,7 +271,22 @@ def _read_model(
     return model
 
 
-def _auto_class(path: Path, config: Any) -> Any:
+def _shared_by(ranks: int) -> dict[str, Any]:
+    """What has transformers read one rank's share of a model."""
+    if ranks == 1:
+        return {}
+    # Here: releases before the first that can split models do not have it.
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
+
+
+def auto_class_of(path: Path, config: Any) -> Any:
+    """The class of transformers that loads a language model.
+
+    Raises:
+        LoadError: it is no language model.
+    """
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return AutoModelForCausalLM
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:

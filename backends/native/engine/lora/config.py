@@ -96,7 +96,7 @@ def read_config(folder: Path) -> LoraConfig:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:
         raise LoadError(f"There is no LoRA adapter in '{folder}': {FILE} cannot be read.") from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise LoadError(f"'{path}' is not valid: {error}.") from error
     if found.get("peft_type") != "LORA":
         raise LoadError(f"'{path}': `peft_type` is {found.get('peft_type')!r}; only LORA is applied.")

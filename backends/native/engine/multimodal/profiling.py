@@ -15,7 +15,7 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from backends.native.engine.loading.weights import LoadedModel
 from backends.native.engine.multimodal.peak_memory import peak_memory
-from backends.native.engine.multimodal.self_check import why_not_served
+from backends.native.engine.multimodal.self_check import find_whole
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.sampling.sampler import sample
@@ -51,12 +51,11 @@ def make_embedder(loaded: LoadedModel, folder: str, capacity: int, context: int)
     if processor is None:
         return None
     known = MULTIMODAL_REGISTRY.lookup(loaded.whole_config)
-    why = why_not_served(loaded.model, known, processor) if known is GENERIC else None
-    if why is not None:
-        raise NotServed(why)
+    found = find_whole(loaded.model, known, processor) if known is GENERIC else None
     worst = _worst(known, processor, context)
     model = loaded.multimodal or known.wrap(loaded.model)
     embedder = Embedder(model, max(capacity, worst.length), worst)
+    embedder.whole = found or embedder.whole
     with torch.inference_mode():
         made = len(embedder.encode(worst))
     wanted = sum(worst.is_embed) or worst.length
@@ -117,7 +116,7 @@ def _worst(known: Registered, processor: BaseMultiModalProcessor[Any], context: 
     """The dummy image, the largest that the processor makes."""
     counts = {"image": 1}
     dummies = known.dummy_inputs(processor.info)
-    items = [processor.process(image) for image in dummies.get_dummy_mm_data(context, counts)["image"]]
+    items = processor.process_data(dummies.get_dummy_mm_data(context, counts))
     (feature,) = processor.apply(dummies.get_dummy_tokens(counts), items).features
     return feature
 

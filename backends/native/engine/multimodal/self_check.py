@@ -2,8 +2,8 @@
 
 A small random copy of the same class runs one image twice: by transformers' own forward, and as the engine runs it, in
 chunks that cut the image. The logits must agree and must depend on the image, or agreement would prove nothing. The
-arguments that transformers passes to the copy's decoder give the reason for models that cannot be served: masks that
-look ahead, or features for deeper layers.
+arguments that transformers passes to the copy's decoder say whether tokens see later ones: then the tokens of an image
+see each other, and it is not cut. They also give the reason for models that cannot be served.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.scheduling.sequence import Sequence as EngineSequence
 from backends.native.engine.scheduling.sequence import Work
+from backends.native.engine.scheduling.whole import image_spans
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.interfaces import SupportsMultiModal
 from backends.native.multimodal.processing import BaseMultiModalProcessor, NotServed
 from backends.native.multimodal.registry import Registered
-from backends.native.protocol.messages import Submit
+from backends.native.protocol.messages import Submit, Whole
 
 _BLOCK_SIZE = 8
 _IMAGE = VOCAB - 1  # placeholder token of the small copy
@@ -42,11 +43,11 @@ _USUAL_ARGUMENTS = {"inputs_embeds", "attention_mask", "position_ids", "past_key
 _USUAL_ARGUMENTS |= {"input_ids", "output_attentions", "output_hidden_states", "return_dict"}
 
 
-def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProcessor[Any]) -> str | None:
-    """Why images for `model` cannot be served with `known` and `processor`; None if they can.
+def find_whole(model: Any, known: Registered, processor: BaseMultiModalProcessor[Any]) -> Whole:
+    """What of a prompt attends in both directions, if images for `model` are served rightly with `known`.
 
     Raises:
-        processing.NotServed: the processor refuses the model's images.
+        processing.NotServed: they are not.
     """
     try:
         items = [processor.process(_noise(seed)) for seed in (1, 2)]
@@ -55,7 +56,7 @@ def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProce
     except NotServed:
         raise
     except Exception as error:  # processors of transformers raise errors of any kind
-        return f"its processor fails with an image ({type(error).__name__}: {error})"
+        raise NotServed(f"its processor fails with an image ({type(error).__name__}: {error})") from error
     whys: list[str] = []
     for few_heads, few_layers in product((True, False), repeat=2):
         try:
@@ -68,9 +69,11 @@ def why_not_served(model: Any, known: Registered, processor: BaseMultiModalProce
                     max_parameters=_MAX_PARAMETERS,
                 )
                 return _compare(small, known.wrap(small), prompts, items)
+        except NotServed:
+            raise
         except Exception as error:  # model classes raise errors of any kind for sizes that do not suit them
             whys.append(f"{type(error).__name__}: {error}")
-    return f"a small copy of it fails with an image ({'; '.join(whys)})"
+    raise NotServed(f"a small copy of it fails with an image ({'; '.join(whys)})")
 
 
 def _noise(seed: int) -> DecodedImage:
@@ -91,25 +94,25 @@ def _renamed(inputs: MultiModalInputs) -> MultiModalInputs:
 
 def _compare(
     small: Any, wrapper: SupportsMultiModal, prompts: Sequence[MultiModalInputs], items: Sequence[ImageItem]
-) -> str | None:
+) -> Whole:
     embedder = Embedder(wrapper, 1)
     (feature,) = prompts[0].features
     made, wanted = len(embedder.encode(feature)), prompts[0].prompt_token_ids.count(_IMAGE)
     if made != wanted:
-        return f"its encoder makes {made} embeddings for {wanted} placeholder tokens"
+        raise NotServed(f"its encoder makes {made} embeddings for {wanted} placeholder tokens")
     with _watching(small) as given:
         plain, other = (_plain(small, *each) for each in zip(prompts, items, strict=True))
-    why = _why_not_causal(given, wrapper.deeper_arguments)
-    if why is not None:
-        return why
+    _check_arguments(given, wrapper.deeper_arguments)
+    # How far tokens see is not read from the masks: the logits below tell whether this guess is right.
+    embedder.whole = "image" if _sees_later(given) else "nothing"
     # After the plain runs: the packed runner sets another attention implementation on the same model.
     error = float((_packed(small, prompts[0], embedder) - plain).abs().max())
     scale, moved = float(plain.abs().max()), float((plain[-1] - other[-1]).abs().max())
     if not error <= _TOLERANCE * scale:
-        return f"its small copy gives other logits when packed ({error:.1e} of {scale:.1e})"
+        raise NotServed(f"its small copy gives other logits when packed ({error:.1e} of {scale:.1e})")
     if not moved >= max(_SENSITIVITY * scale, 10 * error):
-        return f"its small copy hardly depends on the image ({moved:.1e} of {scale:.1e})"
-    return None
+        raise NotServed(f"its small copy hardly depends on the image ({moved:.1e} of {scale:.1e})")
+    return embedder.whole
 
 
 @contextmanager
@@ -123,24 +126,27 @@ def _watching(model: Any) -> Iterator[dict[str, Any]]:
         hook.remove()
 
 
-def _why_not_causal(given: Mapping[str, Any], known: frozenset[str]) -> str | None:
-    masks = given.get("attention_mask")
-    for mask in masks.values() if isinstance(masks, Mapping) else [masks]:
-        if isinstance(mask, Tensor) and mask.dim() == 4 and _looks_ahead(mask):
-            return (
-                "the tokens of an image attend to later ones (bidirectional attention), which the KV cache does not do"
-            )
+def _check_arguments(given: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Refuse a decoder that takes more of an image than embeddings and `known` arguments."""
     more = sorted(name for name, value in given.items() if value is not None and name not in _USUAL_ARGUMENTS | known)
     deep = [name for name in more if "deepstack" in name or isinstance(given[name], list | tuple)]
     if deep:
-        return f"its decoder takes features of images at several layers ({', '.join(deep)}), not only embeddings"
-    return None
+        raise NotServed(
+            f"its decoder takes features of images at several layers ({', '.join(deep)}), not only embeddings"
+        )
 
 
-def _looks_ahead(mask: Tensor) -> bool:
-    """Whether a query of [1, heads, queries, keys] sees a later key. Masks are True, or 0, where a key is visible."""
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return bool(seen.triu(1).any())
+def _sees_later(given: Mapping[str, Any]) -> bool:
+    """Whether a query of the decoder's masks, [1, heads, queries, keys], sees a later key."""
+    masks = given.get("attention_mask")
+    found = masks.values() if isinstance(masks, Mapping) else [masks]
+    # Masks are True, or 0, where a key is visible.
+    seen = (
+        mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        for mask in found
+        if isinstance(mask, Tensor) and mask.dim() == 4
+    )
+    return any(bool(each.triu(1).any()) for each in seen)
 
 
 def _plain(model: Any, inputs: MultiModalInputs, item: ImageItem) -> Tensor:
@@ -163,6 +169,9 @@ def _packed(model: Any, inputs: MultiModalInputs, embedder: Embedder) -> Tensor:
     submit = Submit(0, inputs.prompt_token_ids, 1, prompt_logprobs=0, features=inputs.features)
     sequence = EngineSequence(0, submit, 0)
     sequence.blocks.extend(range(blocks))
-    cuts = (0, length // 3, length // 2, length)  # inside the image, and mostly inside a block
+    cuts = [0, length // 3, length // 2, length]  # inside the image, and mostly inside a block
+    if embedder.whole == "image":
+        spans = image_spans(inputs.features)
+        cuts = [0, spans[0][0], *(stop for _, stop in spans), length]
     works = [Work(sequence, start, end - start, samples=end == length) for start, end in pairwise(cuts)]
     return torch.cat([runner.run([work]) for work in works])

@@ -26,13 +26,17 @@ from backends.native.engine.attention.interface import (
 )
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.registry import best_kernel
-from backends.native.engine.devices import send
+from backends.native.engine.devices import ExtraArrays, send
 from backends.native.engine.lora.layers import adapting
 from backends.native.engine.runner.embedder import Embedder
+from backends.native.engine.runner.graphs import DecodeGraphs, DecodeInputs, are_wanted, can_be_replayed
+from backends.native.engine.runner.pack import Pack, pack_of
+from backends.native.engine.runner.reach import reaches
 from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
 from backends.native.engine.state.mixers import separate_sequences
 from backends.native.engine.state.pool import StatePool
 from backends.native.engine.state.step import grouped, groups_of
+from backends.native.protocol.messages import Whole
 
 
 class Runner(Protocol):
@@ -40,12 +44,12 @@ class Runner(Protocol):
 
     execution_path: str
     """`packed` or `per_sequence`, for the log and for `Ready`."""
-    chunked: bool
-    """Whether a prompt may be run in chunks."""
     speculates: bool
     """Whether tokens that were run may be run again with others in their places, as rejected drafts are."""
     image_tokens: int
     """The most tokens of one image in a prompt; 0: prompts hold no images."""
+    whole: Whole
+    """What of a prompt must be run in one step."""
     lora_adapters: tuple[str, ...]
     """Names of the LoRA adapters that a sequence may ask for."""
 
@@ -54,10 +58,19 @@ class Runner(Protocol):
         """The recurrent states beside the paged cache; None: the model has none, or the runner keeps them otherwise."""
         ...
 
-    def run(self, works: Seq[Work]) -> Tensor:
+    @property
+    def sends_extra(self) -> bool:
+        """Whether it sends its inputs to a device, and other arrays with them."""
+        ...
+
+    def run(self, works: Seq[Work], extra: ExtraArrays | None = None) -> Tensor:
         """Run the works' tokens.
 
         If it raised, it may be called again with some of the same works.
+
+        Args:
+            works: what to run.
+            extra: arrays to send to the device with them, if it `sends_extra`.
 
         Returns:
             [rows, vocabulary] logits: of each work in turn, the `wanted` last rows.
@@ -90,7 +103,6 @@ class PackedRunner:
     """
 
     execution_path = "packed"
-    chunked = True
 
     def __init__(
         self,
@@ -114,35 +126,71 @@ class PackedRunner:
         self._device = model.device
         self._embedder = embedder
         self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
+        self.whole: Whole = embedder.whole if embedder is not None else "nothing"
         self.lora_adapters = lora_adapters
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._graphs: DecodeGraphs | None = None
+        if embedder is None and self.states is None and not cache.in_8_bits and are_wanted(self._device):
+            # Padding rows write to the block behind the scheduler's. A cache that has pools was resized from one that
+            # another runner has prepared.
+            self.cache.spare_blocks = 1
+            self._graphs = self._new_graphs()
 
-    def run(self, works: Seq[Work]) -> Tensor:
+    def _new_graphs(self) -> DecodeGraphs:
+        return DecodeGraphs(self._logits, self.cache.block_size, self.cache.blocks)
+
+    @property
+    def sends_extra(self) -> bool:
+        """See `Runner`."""
+        return bool(self._device.type != "cpu")
+
+    def run(self, works: Seq[Work], extra: ExtraArrays | None = None) -> Tensor:
         """See `Runner`."""
         if self.states is None:
-            return self._run(works)
+            return self._run(works, extra)
         for work in works:
             # After a step that failed: its sequences have blocks, but no state.
             before = self.states.lacking(work)
             if before is not None:
                 self._run_with_states([before], self.states)
-        return self._run_with_states(works, self.states)
+        return self._run_with_states(works, self.states, extra)
 
-    def _run_with_states(self, works: Seq[Work], states: StatePool) -> Tensor:
+    def _run_with_states(self, works: Seq[Work], states: StatePool, extra: ExtraArrays | None = None) -> Tensor:
         states.begin(works)
         with grouped(groups_of(works, states, self._device)):
-            logits = self._run(works)
+            logits = self._run(works, extra)
         states.commit(works)
         return logits
 
-    def _run(self, works: Seq[Work]) -> Tensor:
-        tokens, rows, metadata = self._inputs(works)
+    def _run(self, works: Seq[Work], extra: ExtraArrays | None) -> Tensor:
+        # Kernels of accelerators run on shapes that stay the same until the longest context has doubled.
+        pack = pack_of(works, self.cache.block_size, doubling=self._device.type != "cpu")
+        if self._graphs is not None and _is_plain_decode(works):
+            logits = self._graphs.run(_decode_inputs(pack), self._device, extra)
+            if logits is not None:
+                return logits
+        with adapting(works):
+            return self.run_pack(pack, works, extra)
+
+    def run_pack(self, pack: Pack, works: Seq[Work] = (), extra: ExtraArrays | None = None) -> Tensor:
+        """The logits of a packed step.
+
+        Args:
+            pack: the step.
+            works: those that it packs, for a model that takes images.
+            extra: arrays to send to the device with them.
+        """
+        tokens, rows, metadata = self._sent(pack, works, extra)
+        return self._logits(tokens, rows, metadata, works)
+
+    def _logits(self, tokens: Tensor, rows: Tensor, metadata: AttentionMetadata, works: Seq[Work] = ()) -> Tensor:
+        """The logits of wanted rows; `works` are for what needs more than tokens."""
         places = metadata.positions
         assert places is not None
         # The output layer is run for the wanted rows only: for a prompt of 1,000 tokens that is one row of a vocabulary
         # instead of 1,000.
         extra = {"logits_to_keep": rows} if self._selects_rows else {}
-        with running(Forward(self.cache, metadata, self._kernel)), adapting(works):
+        with running(Forward(self.cache, metadata, self._kernel)):
             logits: Tensor = self._model(
                 **self._embedded(tokens.unsqueeze(0), works),
                 position_ids=self._positions(places, works),
@@ -170,111 +218,55 @@ class PackedRunner:
 
     def sleep(self) -> None:
         """See `Runner`."""
+        self._graphs = None if self._graphs is None else self._new_graphs()  # they hold addresses in the cache
         self.cache = self.cache.resized(0)
 
     def wake(self) -> None:
         """See `Runner`."""
         self.cache = self.cache.resized(self._blocks)
+        self._graphs = None if self._graphs is None else self._new_graphs()
 
-    def _inputs(self, works: Seq[Work]) -> tuple[Tensor, Tensor, AttentionMetadata]:
-        """The pack's tokens, the rows of it whose logits are wanted, and where the tokens belong."""
-        size = self.cache.block_size
-        ids, positions = _tokens_and_positions(works)
-        counts, ends, blocks = _attending(works)
-        width = -(-max(ends) // size)
+    def _sent(
+        self, pack: Pack, works: Seq[Work], extra: ExtraArrays | None
+    ) -> tuple[Tensor, Tensor, AttentionMetadata]:
+        """The pack's tokens, the rows of it whose logits are wanted, and where the tokens belong, on the device."""
+        counts, ends = pack.counts.tolist(), pack.ends.tolist()
         lengths_sent: list[array[int]] = []
-        # Kernels of accelerators read lengths on the device; those of CPUs read the lists. Shapes of a step of so many
-        # sequences stay the same until the longest context has doubled.
+        # Kernels of accelerators read lengths on the device; those of CPUs read the lists.
         if self._device.type != "cpu":
-            width = 1 << (width - 1).bit_length()
-            lengths_sent = [array("q", accumulate(counts, initial=0)), array("q", ends)]
-        arrays = [ids, positions, wanted_rows(works), _slots(works, size), _block_tables(blocks, width), *lengths_sent]
-        tokens, places, rows, slots, tables, *lengths = send(self._device, *arrays)
+            lengths_sent = [array("q", accumulate(counts, initial=0)), pack.ends]
+        arrays = [pack.ids, pack.positions, pack.rows, pack.slots, pack.tables, *lengths_sent]
+        others = extra.arrays if extra is not None else ()
+        sent = send(self._device, *arrays, *others)
+        tokens, places, rows, slots, tables, *lengths = sent[: len(arrays)]
+        if extra is not None:
+            extra.sent = sent[len(arrays) :]
         starts, contexts = lengths or (None, None)
-        tables = tables.view(len(blocks), -1)
+        tables = tables.view(len(counts), -1)
         return (
             tokens,
             rows,
             AttentionMetadata(
-                slots, counts, ends, tables, positions=places, device_starts=starts, device_contexts=contexts
+                slots,
+                counts,
+                ends,
+                tables,
+                positions=places,
+                device_starts=starts,
+                device_contexts=contexts,
+                reaches=reaches(works, self.whole) if self.whole != "nothing" else {},
             ),
         )
 
 
-def _tokens_and_positions(works: Seq[Work]) -> tuple[array[int], array[int]]:
-    """The pack's tokens and their positions in their sequences."""
-    # Steady decode: one token each, without an `extend` for each sequence.
-    if all(work.count == 1 for work in works):
-        return array("q", [work.sequence.tokens[work.start] for work in works]), array("q", [w.start for w in works])
-    ids, positions = array("q"), array("q")
-    for work in works:
-        ids.extend(work.tokens)
-        positions.extend(range(work.start, work.start + work.count))
-    return ids, positions
+def _is_plain_decode(works: Seq[Work]) -> bool:
+    """Whether a step may be replayed from a graph: a token of each sequence, and nothing that needs more."""
+    if not can_be_replayed([work.count for work in works]) or not all(work.samples for work in works):
+        return False
+    # The hook that collects embeddings is not called in a replay.
+    return not any(work.drafts or work.sequence.request.pool or work.sequence.request.lora_adapter for work in works)
 
 
-def _attending(works: Seq[Work]) -> tuple[list[int], list[int], list[array[int]]]:
-    """Tokens in the step, tokens up to its end, and blocks, of all that attends as one sequence.
-
-    Each token of a work with drafts is a sequence in decode of its own. All keys and values of a step are stored before
-    attention, so a draft sees those before it, by the same kernel as in a step of its own.
-    """
-    counts: list[int] = []
-    ends: list[int] = []
-    blocks: list[array[int]] = []
-    for work in works:
-        end = work.start + work.count
-        own = range(work.start + 1, end + 1) if work.drafts else (end,)
-        ends.extend(own)
-        counts.extend([1] * len(own) if work.drafts else [work.count])
-        blocks.extend([work.sequence.blocks] * len(own))
-    return counts, ends, blocks
-
-
-def _slots(works: Seq[Work], size: int) -> array[int]:
-    """Of each token of the pack, the slot in the cache: its block by its position, and its place in the block."""
-    if all(work.count == 1 for work in works):
-        return array("q", [work.sequence.blocks[work.start // size] * size + work.start % size for work in works])
-    slots = array("q")
-    for work in works:
-        end = work.start + work.count
-        for index in range(work.start // size, -(-end // size)):
-            # The tokens of the work that lie in this block.
-            first, last = max(work.start, index * size), min(end, (index + 1) * size)
-            moved = (work.sequence.blocks[index] - index) * size
-            slots.extend(range(first + moved, last + moved))
-    return slots
-
-
-def _block_tables(every: Seq[array[int]], width: int) -> array[int]:
-    """[sequences * width], each one's blocks, padded with block 0."""
-    # Arrays of 64-bit integers: `extend` copies whole tables in C, where a list of lists would be converted number by
-    # number.
-    padding = array("q", bytes(8 * width))
-    tables = array("q")
-    for blocks in every:
-        lacking = width - len(blocks)
-        # A sequence may hold more blocks than the longest one of this step needs: a prompt has all its blocks from its
-        # admission on, and is run in chunks.
-        tables.extend(blocks if lacking >= 0 else blocks[:width])
-        if lacking > 0:
-            tables.extend(padding[:lacking])
-    return tables
-
-
-def wanted_rows(works: Seq[Work]) -> array[int]:
-    """The rows of the pack whose logits are wanted."""
-    # Steady decode: every row is wanted.
-    if all(work.count == 1 and work.samples for work in works):
-        return array("q", range(len(works)))
-    rows = array("q")
-    end = 0
-    for work in works:
-        end += work.count
-        # Wanted rows are the last of a work: the row of its last token predicts the next one. 0 rows: a chunk before
-        # the end of its prompt.
-        if work.wanted == 1:
-            rows.append(end - 1)
-        else:
-            rows.extend(range(end - work.wanted, end))
-    return rows
+def _decode_inputs(pack: Pack) -> DecodeInputs:
+    width = len(pack.tables) // len(pack.ends)
+    return DecodeInputs(pack.ids, pack.positions, pack.slots, pack.ends, pack.tables, width)

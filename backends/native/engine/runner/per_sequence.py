@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.attention.progress import watch_layers
+from backends.native.engine.devices import ExtraArrays
 from backends.native.engine.lora.layers import adapting
 from backends.native.engine.runner.stacking import Stacking, select, stack
 from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.protocol.messages import Whole
 
 # Arguments that are made from the sequences' lengths whenever others are stacked.
 _MADE = ("attention_mask", "position_ids")
@@ -65,9 +67,10 @@ class PerSequenceRunner:
     """
 
     execution_path = "per_sequence"
-    chunked = False
+    sends_extra = False
     speculates = False  # the model's cache object may hold states that cannot go back
     image_tokens = 0
+    whole: Whole = "prompt"
     states: None = None
 
     def __init__(self, model: Any, lora_adapters: tuple[str, ...] = (), stacking: Stacking = Stacking.NONE) -> None:
@@ -80,7 +83,7 @@ class PerSequenceRunner:
         self._selects_rows = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
 
-    def run(self, works: Seq[Work]) -> Tensor:
+    def run(self, works: Seq[Work], extra: ExtraArrays | None = None) -> Tensor:  # noqa: ARG002 - it sends none
         """See `packed.Runner`."""
         logits: dict[Sequence, Tensor] = {}
         groups: dict[object, list[Work]] = {}

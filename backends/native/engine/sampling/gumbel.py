@@ -51,7 +51,7 @@ def perturb(
     scores: Tensor,
     seeds: Sequence[int],
     positions: Sequence[int],
-    add_noise: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+    add_noise: Callable[[Tensor, Tensor], None] | None = None,
 ) -> Tensor:
     """Add the noise of `gumbel` to [rows, vocabulary] scores, in place.
 
@@ -61,12 +61,11 @@ def perturb(
         positions: the index in its sequence of the token to be chosen, one a row.
         add_noise: the implementation (`operations`); None: `add_gumbel_noise`.
     """
-    low, high = _row_keys(seeds, positions, scores.device)
-    (add_noise or add_gumbel_noise)(scores, low, high)
+    (add_noise or add_gumbel_noise)(scores, keys_on(scores.device, row_keys(seeds, positions)))
     return scores
 
 
-def add_gumbel_noise(scores: Tensor, low: Tensor, high: Tensor) -> None:
+def add_gumbel_noise(scores: Tensor, keys: Tensor) -> None:
     """Add each row's noise to its scores, in place.
 
     On a CPU, in a row of which few tokens are left (the others are -inf), noise is made for those only. On an
@@ -74,9 +73,9 @@ def add_gumbel_noise(scores: Tensor, low: Tensor, high: Tensor) -> None:
 
     Args:
         scores: [rows, vocabulary] float32.
-        low: [rows] int32, the lower halves of the rows' keys.
-        high: [rows] int32, the upper halves.
+        keys: [rows, 2] int32, the lower and the upper half of each row's key (`row_keys`).
     """
+    low, high = keys.unbind(1)
     everything = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)
     if scores.device.type != "cpu":
         scores += _gumbel_of(_hash(everything, low.unsqueeze(1), high.unsqueeze(1)))
@@ -97,7 +96,7 @@ def add_gumbel_noise(scores: Tensor, low: Tensor, high: Tensor) -> None:
 
 def random_bits(seeds: Sequence[int], positions: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
     """[rows, vocab_size] int32 of 32 random bits each."""
-    low, high = _row_keys(seeds, positions, device)
+    low, high = keys_on(device, row_keys(seeds, positions)).unbind(1)
     return _hash(torch.arange(vocab_size, dtype=torch.int32, device=device), low.unsqueeze(1), high.unsqueeze(1))
 
 
@@ -106,12 +105,16 @@ def _hash(tokens: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return _mix(_mix(tokens + low).bitwise_xor_(high))
 
 
-def _row_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The lower and the upper half of every row's key, [rows] int32 each."""
-    keys = [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    # As 64-bit numbers, whose halves wrap to int32: the bits stay.
-    low, high = send(device, array("q", [key & _MASK for key in keys]), array("q", [key >> 32 for key in keys]))
-    return low.to(torch.int32), high.to(torch.int32)
+def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> array[int]:
+    """[rows * 2] int32, the lower and the upper half of every row's key."""
+    keys = array("Q", [_row_key(seed, position) for seed, position in zip(seeds, positions, strict=True)])
+    # The same bytes: engines run on little-endian machines only.
+    return array("i", keys.tobytes())
+
+
+def keys_on(device: torch.device, keys: array[int]) -> Tensor:
+    """[rows, 2] int32, keys of rows on a device."""
+    return send(device, keys)[0].view(-1, 2)
 
 
 def _row_key(seed: int, position: int) -> int:

@@ -1,4 +1,4 @@
-"""The sampling operations that exist twice, in torch and compiled for CPUs, and the choice between the two."""
+"""The sampling operations that exist in torch and compiled for CPUs or accelerators, and the choice among them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from backends.native.engine.kernels import gumbel as compiled_gumbel
 from backends.native.engine.kernels import top_k_top_p as compiled_top_k_top_p
-from backends.native.engine.sampling import gumbel, logits_warpers
+from backends.native.engine.sampling import accelerated, gumbel, logits_warpers
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +18,16 @@ class SamplingOperations:
     """One implementation. Both operations work in place on scores [rows, vocabulary].
 
     Attributes:
-        name: `compiled` or `torch`.
+        name: `compiled`, `triton` or `torch`.
         supports: whether the operations can be called with such scores.
         mask_top_k_top_p: with k and p, one of each a row: see `logits_warpers.mask_top_k_top_p`.
-        add_gumbel_noise: with the halves of the rows' keys: see `gumbel.add_gumbel_noise`.
+        add_gumbel_noise: with the rows' keys: see `gumbel.add_gumbel_noise`.
     """
 
     name: str
     supports: Callable[[Tensor], bool]
     mask_top_k_top_p: Callable[[Tensor, Sequence[int], Sequence[float]], None]
-    add_gumbel_noise: Callable[[Tensor, Tensor, Tensor], None]
+    add_gumbel_noise: Callable[[Tensor, Tensor], None]
 
 
 def _compiled_supports(scores: Tensor) -> bool:
@@ -48,6 +48,7 @@ IMPLEMENTATIONS = (
         compiled_top_k_top_p.mask_top_k_top_p,
         compiled_gumbel.add_gumbel_noise,
     ),
+    SamplingOperations("triton", accelerated.supports, logits_warpers.mask_top_k_top_p, accelerated.add_gumbel_noise),
     SamplingOperations("torch", lambda _: True, logits_warpers.mask_top_k_top_p, gumbel.add_gumbel_noise),
 )
 """In order of preference; the last supports everything."""

@@ -8,6 +8,7 @@ batch. Logprobs are the log-softmax of the model's own logits, before processors
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from itertools import accumulate
 from math import isqrt
@@ -16,8 +17,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from backends.native.engine.devices import constant, index_tensor
-from backends.native.engine.sampling.gumbel import perturb
+from backends.native.engine.devices import ExtraArrays, constant, index_tensor
+from backends.native.engine.sampling.gumbel import row_keys
 from backends.native.engine.sampling.logits_processors import process_logits
 from backends.native.engine.sampling.logits_warpers import warp_logits
 from backends.native.engine.sampling.operations import operations_for
@@ -48,12 +49,25 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     prompt: tuple[Logprobs, ...] = ()
 
 
-def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
+def noise_keys(works: Seq[Work]) -> ExtraArrays | None:
+    """The keys of the noise of a step, for a runner to take along; None: no token will be drawn."""
+    rows = [row for work in works if work.samples for row in rows_of(work)]
+    drawn = [row for row in rows if row.request.sampling.temperature > 0]
+    return ExtraArrays((_keys_of(drawn),)) if drawn else None
+
+
+def _keys_of(rows: Seq[Row]) -> array[int]:
+    # The index of the token to be chosen: the noise does not depend on the step or on the row.
+    return row_keys([row.request.sampling.seed for row in rows], [len(row.tokens) for row in rows])
+
+
+def sample(works: Seq[Work], logits: Tensor, keys: ExtraArrays | None = None) -> list[Sample]:
     """Choose the next tokens of a step.
 
     Args:
         works: the works that were run.
         logits: [rows, vocabulary]; `wanted` rows of each work in turn.
+        keys: `noise_keys` of the works; None: they are made here.
 
     Returns:
         One sample a work.
@@ -70,7 +84,7 @@ def sample(works: Seq[Work], logits: Tensor) -> list[Sample]:
     # dtypes.
     raw = (logits if len(last) == len(logits) else logits[index_tensor(last, logits.device)]).float()
 
-    tokens = choose(rows, raw) if rows else []
+    tokens = choose(rows, raw, keys) if rows else []
     if len(works) == len(tokens) == len(logits):  # decode without drafts: no prompt to score
         found = chosen_logprobs(rows, raw, tokens)
         return [Sample((token,), logprobs) for token, logprobs in zip(tokens, found, strict=True)]
@@ -105,8 +119,10 @@ def _right(work: Work, first: int, tokens: Seq[int]) -> list[int]:
     return list(range(first, first + count + 1))
 
 
-def choose(rows: Seq[Row], raw: Tensor) -> list[int]:
+def choose(rows: Seq[Row], raw: Tensor, keys: ExtraArrays | None = None) -> list[int]:
     """Choose the next token of each row. `raw` is [rows, vocabulary] float32, not changed.
+
+    `keys` are those of the rows that have a temperature; None: they are made here.
 
     Raises:
         NoDistribution: the chosen score of a row is not finite.
@@ -119,13 +135,12 @@ def choose(rows: Seq[Row], raw: Tensor) -> list[int]:
     if random:
         index = constant(scores.device, "q", tuple(random))
         params = [rows[row].request.sampling for row in random]
-        # The index of the token to be chosen: the noise does not depend on the step or on the row.
-        positions = [len(rows[row].tokens) for row in random]
         sampled = scores.index_select(0, index)
         operations = operations_for(sampled)
         warped = warp_logits(sampled, params, operations.mask_top_k_top_p)
-        noisy = perturb(warped, [p.seed for p in params], positions, operations.add_gumbel_noise)
-        tokens.index_copy_(0, index, argmax(noisy))
+        (found,) = (keys or ExtraArrays((_keys_of([rows[row] for row in random]),))).on(scores.device)
+        operations.add_gumbel_noise(warped, found.view(-1, 2))
+        tokens.index_copy_(0, index, argmax(warped))
     # `argmax` prefers NaN to any number, so a NaN anywhere in a row is the chosen score. Marked by -1, so that one copy
     # from the device tells the tokens and whether there are any.
     finite = scores.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite()

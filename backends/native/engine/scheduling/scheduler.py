@@ -33,7 +33,9 @@ from time import monotonic
 from backends.fairness import FairClock
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
+from backends.native.engine.scheduling.whole import Span, image_spans, uncut
 from backends.native.protocol.blocks import extend_keys
+from backends.native.protocol.messages import Whole
 
 # Blocks between two snapshots of a sequence in decode. Each replaces the one before.
 _DECODE_SNAPSHOT_BLOCKS = 4
@@ -71,7 +73,7 @@ class Scheduler:
         step_tokens: the most tokens of one step; at least `max_sequences`.
         max_sequences: the most sequences running at once.
         max_waiting: the most sequences in the waiting queue; beyond, `add` raises `Overloaded`.
-        chunked: whether a prompt may be split over steps; if not, `step_tokens` must hold the longest.
+        whole: what must not be split over steps; `step_tokens` must hold the largest.
         prompt_logprob_chunk: the most tokens of a step for a prompt whose logprobs are requested, since each of them
             costs a row of logits.
         short_first: whether short sequences do not wait for long ones (`FairClock`).
@@ -89,7 +91,7 @@ class Scheduler:
         step_tokens: int,
         max_sequences: int,
         max_waiting: int = 1024,
-        chunked: bool = True,
+        whole: Whole = "nothing",
         prompt_logprob_chunk: int = 256,
         short_first: bool = False,
         on_preempted: Callable[[Sequence], None] = lambda _: None,
@@ -106,7 +108,7 @@ class Scheduler:
         self._step_tokens = step_tokens
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
-        self._chunked = chunked
+        self._whole = whole
         self._prompt_logprob_chunk = prompt_logprob_chunk
         self._clock = FairClock(short_first=short_first)
         self._on_preempted = on_preempted
@@ -124,6 +126,9 @@ class Scheduler:
         if self.pool.blocks_for(sequence.longest) > self.pool.count:
             room = self.pool.count * self.pool.size
             raise Refused(f"prompt and max_new_tokens are {sequence.longest} tokens; the engine has room for {room}")
+        room = self._step_tokens - self._max_sequences
+        if (longest := max((stop - first for first, stop in self._spans(sequence)), default=0)) > room:
+            raise Refused(f"images without text between them have {longest} tokens; a step has room for {room}")
         # Preempted sequences return to `waiting` without this check: they were admitted once and must not be refused.
         # The same holds for sequences that a crashed engine had admitted (`again`).
         if len(self.waiting) >= self._max_waiting and not sequence.request.again:
@@ -216,8 +221,10 @@ class Scheduler:
                 drafts = self._affordable(sequence, min(budget - later, 1 + spare)) if sequence.drafts else ()
                 spare -= len(drafts)
                 work = Work(sequence, sequence.computed, 1 + len(drafts), True, drafts)
-            else:  # prefill: leave one token of the budget to each later sequence
-                work = self._chunk(sequence, budget - later)
+            elif (chunk := self._chunk(sequence, budget - later)) is not None:
+                work = chunk  # prefill: one token of the budget was left to each later sequence
+            else:
+                continue
             end = work.start + work.count
             # Victims are taken from the end of the queue, at or behind this position: no work in `works` belongs to
             # one. After a False this sequence was the last victim, and nobody is left behind it.
@@ -246,7 +253,7 @@ class Scheduler:
                 index += 1
                 continue
             # A prompt that must be run whole waits for a step with enough tokens left.
-            if not self._chunked and len(sequence.tokens) > budget:
+            if self._whole == "prompt" and len(sequence.tokens) > budget:
                 break
             hits = self._cached_blocks(sequence)
             if self._is_being_computed(sequence, len(hits)) or not self._fits(sequence, hits):
@@ -256,21 +263,32 @@ class Scheduler:
             # Not an append: a sequence of greater priority, or one that was held while later ones were admitted,
             # belongs before sequences that run already.
             insort(self.running, sequence, key=_order)
-            works.append(self._chunk(sequence, budget))
-            budget -= works[-1].count
+            work = self._chunk(sequence, budget)
+            if work is None:
+                break
+            works.append(work)
+            budget -= work.count
 
-    def _chunk(self, sequence: Sequence, budget: int) -> Work:
+    def _spans(self, sequence: Sequence) -> list[Span]:
+        """What of a sequence must not be cut."""
+        return image_spans(sequence.request.features) if self._whole == "image" else []
+
+    def _chunk(self, sequence: Sequence, budget: int) -> Work | None:
+        """The next tokens of a sequence, as many as `budget` has room for; None: it waits for a step with more."""
         pending = sequence.pending
         if pending == 1 <= budget:
             return Work(sequence, sequence.computed, 1, True)
         # Each scored token makes a row of logits: 256 rows of 128,000 float32 scores are 131 MB. A runner that cannot
         # chunk prompts gets no such bound.
-        limit = min(budget, self._prompt_logprob_chunk) if self._chunked and sequence.scores_prompt else budget
+        scored = sequence.scores_prompt and self._whole != "prompt"
+        limit = min(budget, self._prompt_logprob_chunk) if scored else budget
         count = min(pending, limit)
         if self._snapshots is not None:
             ends = (blocks * self.pool.size - sequence.computed for blocks in self._snapshot_blocks(sequence))
             count = min((end for end in ends if 0 < end < count), default=count)
         assert count > 0, "a running sequence has a pending token, and the budget has room for it"
+        if self._whole == "image" and not (count := uncut(self._spans(sequence), sequence.computed, count, budget)):
+            return None
         return Work(sequence, sequence.computed, count, count == pending)
 
     def _is_being_computed(self, sequence: Sequence, block: int) -> bool:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # it imports torch, and a process listens before that
 def main(argv: Sequence[str] | None = None) -> int:
     """Run an engine process and return its exit code."""
     address, secret, options, standby = parse(argv)
-    _configure_log()
+    configure_log()
     loaded: Loaded | None = None
     if standby is not None:
         loaded = _prepare(options, load=standby == "loaded")
@@ -100,7 +100,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Path | TcpAddress, bytes | None, 
 def _run(options: EngineOptions, inbox: Inbox, server: SocketServer, loaded: Loaded | None) -> int:
     if loaded is None:
         server.announce(Loading(0.0, "torch"))
-    _import()  # takes seconds; workers can connect already
+    import_engine()  # takes seconds; workers can connect already
     from transformers.utils.logging import disable_progress_bar
 
     from backends.native.engine.errors import LoadError
@@ -129,7 +129,7 @@ def _run(options: EngineOptions, inbox: Inbox, server: SocketServer, loaded: Loa
 
 def _prepare(options: EngineOptions, *, load: bool) -> Loaded | None:
     """Do what is possible beside an engine that runs: the imports, and on request the engine, if it is for a CPU."""
-    _import()
+    import_engine()
     # The first engine is called at once: it listens before it loads, so that its progress is seen.
     if not load or select.select([sys.stdin], [], [], 0)[0]:
         return None
@@ -145,7 +145,8 @@ def _prepare(options: EngineOptions, *, load: bool) -> Loaded | None:
         return None
 
 
-def _import() -> None:
+def import_engine() -> None:
+    """Import what an engine needs, which takes seconds."""
     # Before the import of transformers: huggingface_hub reads the variable once, when it is imported.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     gc.disable()  # imported objects are never garbage: collecting during the imports takes an eighth of the start
@@ -156,7 +157,7 @@ def _import() -> None:
     gc.enable()
 
 
-def _configure_log() -> None:
+def configure_log() -> None:
     """Log like the workers: lines for people on a terminal, JSON otherwise."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     structlog.configure(

@@ -106,6 +106,8 @@ class ManagedEngine:
         try:
             match asked.action:
                 case "sleep":
+                    if asked.level > 1 and self._options.tensor_parallel > 1:
+                        raise LoadError("A model over several devices sleeps at level 1: its weights stay.")
                     self._wanted = max(self._wanted, asked.level)
                 case "wake":
                     self._wake()

@@ -28,7 +28,7 @@ class LlavaProcessingInfo(BaseProcessingInfo):
 
     @classmethod
     def covers(cls, hf_config: Any) -> bool:
-        """All but Pixtral, which has LLaVA's class and takes images of any size."""
+        """All but Pixtral's tower, which takes images of any size (`pixtral`)."""
         return bool(hf_config.vision_config.model_type != "pixtral")
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:

@@ -1,10 +1,11 @@
 // Images that somebody attaches: chosen, dropped or pasted. Large ones are made smaller, as models would anyway.
 const MOST_PIXELS = 1536; // of the longer side
 
-/** The images among files, as `data:` URLs. */
+/** Images as `data:` URLs; throws if a file is none. */
 export async function read(files) {
-  const images = [...files].filter((file) => file.type.startsWith("image/"));
-  return Promise.all(images.map(readOne));
+  const other = [...files].find((file) => !file.type.startsWith("image/"));
+  if (other) throw new Error(`${other.name} is not an image. Only images can be attached.`);
+  return Promise.all([...files].map(readOne));
 }
 
 async function readOne(file) {

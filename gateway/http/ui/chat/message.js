@@ -33,7 +33,7 @@ function edit(made, message, actions) {
     "div",
     { class: "row" },
     button("Ask again", () => actions.edit(message, area.value), { kind: "primary" }),
-    button("Cancel", () => made.replaceChildren(...before), { kind: "quiet" }),
+    button("Cancel", () => (made.replaceChildren(...before), made.querySelector(".tools button").focus()), { kind: "quiet" }),
   );
   made.replaceChildren(area, row);
   area.focus();
@@ -46,7 +46,7 @@ export function drawAnswer(made, answer, actions = {}) {
   made.replaceChildren(
     ...[
       answer.reasoning && reasoning(answer, open),
-      answer.text && h("div", { class: "prose" }, markdown(answer.text)),
+      answer.text && (answer.isJson ? h("pre", { class: "json", tabIndex: 0 }, pretty(answer.text)) : h("div", { class: "prose" }, markdown(answer.text))),
       ...answer.calls.map((call) => callView(call, running ? null : actions.result)),
       answer.state === "waiting" && h("p", { class: "waiting" }, "Waiting for the first token"),
       answer.state === "stopped" && h("p", { class: "note" }, "Stopped."),

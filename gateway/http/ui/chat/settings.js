@@ -59,7 +59,7 @@ export function panel(changed) {
     field("System prompt", text("system", 4, "You are a helpful assistant.")),
     h("div", { class: "pairs" }, numbers),
     field("Stop sequences", text("stop", 2, "one a line")),
-    field("JSON schema of the answer", text("schema", 4, SCHEMA_EXAMPLE, isJson)),
+    field("JSON schema of the answer", text("schema", 4, SCHEMA_EXAMPLE, isJson), '{"type": "object"} allows any object.'),
     field("Tools", text("tools", 4, TOOLS_EXAMPLE, isJson), "Calls are shown; you write their results."),
   );
 }

@@ -1,6 +1,6 @@
 // Chat: a conversation with an endpoint, or with one of its arms.
 import { ask, blank, bodyOf } from "../shared/ask.js";
-import { button, h } from "../shared/dom.js";
+import { button, h, redraw, relabel } from "../shared/dom.js";
 import { attempt } from "../shared/notices.js";
 import { session, targets } from "../shared/session.js";
 import { begun, load, save, titleOf, wire } from "./conversations.js";
@@ -43,12 +43,17 @@ class Chat {
     const toggle = button("Settings", () => this.toggle(this.panel, toggle), { kind: "quiet", symbol: "settings", "aria-expanded": "false" });
     const history = button("History", () => this.toggle(this.side, history), { kind: "quiet history-toggle", symbol: "down", "aria-expanded": "false" });
     const head = h("div", { class: "chat-head" }, history, h("label", { class: "inline" }, h("span", {}, "Endpoint"), this.model), toggle);
-    root.append(this.side, h("section", { class: "talk", "aria-label": "Chat" }, head, this.log, this.composer(), this.status), this.panel);
+    // Images may be dropped anywhere on the conversation.
+    const dropped = { ondragover: (event) => event.preventDefault(), ondrop: (event) => this.attach(event.dataTransfer.files, event) };
+    this.side.addEventListener("keydown", ({ key }) => key === "Escape" && this.side.classList.contains("shown") && history.click());
+    this.panel.addEventListener("keydown", ({ key }) => key === "Escape" && toggle.click());
+    root.append(this.side, h("section", { class: "talk", "aria-label": "Chat", ...dropped }, head, this.log, this.composer(), this.status), this.panel);
   }
 
   toggle(panel, control) {
     const shown = panel === this.panel ? (panel.hidden = !panel.hidden, !panel.hidden) : panel.classList.toggle("shown");
     control.setAttribute("aria-expanded", String(shown));
+    (shown ? panel.querySelector("button, textarea") : control).focus();
   }
 
   composer() {
@@ -72,8 +77,6 @@ class Chat {
       {
         class: "composer",
         onsubmit: (event) => event.preventDefault(),
-        ondragover: (event) => event.preventDefault(),
-        ondrop: (event) => this.attach(event.dataTransfer.files, event),
       },
       this.previews,
       h("div", { class: "composer-row" }, pick, files, this.input, this.send),
@@ -97,15 +100,16 @@ class Chat {
     this.stop();
     if (this.open.messages.length) this.open = this.begin();
     this.draw();
+    this.side.classList.remove("shown");
     this.input.focus();
   }
 
   // --- drawing
 
   draw() {
-    this.list.replaceChildren(...this.conversations.filter((each) => each.messages.length || each === this.open).map((each) => this.entry(each)));
+    redraw(this.list, ...this.conversations.filter((each) => each.messages.length || each === this.open).map((each) => this.entry(each)));
     const { messages } = this.open;
-    this.log.replaceChildren(...(messages.length ? messages.map((message) => messageView(message, this.actions(message))) : [this.welcome()]));
+    redraw(this.log, ...(messages.length ? messages.map((message) => messageView(message, this.actions(message))) : [this.welcome()]));
     this.log.scrollTop = this.log.scrollHeight;
   }
 
@@ -164,7 +168,8 @@ class Chat {
   }
 
   drawPreviews() {
-    this.previews.replaceChildren(
+    redraw(
+      this.previews,
       ...this.images.map((url, at) =>
         h("figure", {}, h("img", { src: url, alt: `Image ${at + 1} to send` }), button("", () => (this.images.splice(at, 1), this.drawPreviews()), { kind: "quiet", symbol: "close", label: `Remove image ${at + 1}` })),
       ),
@@ -185,6 +190,7 @@ class Chat {
   again(at, edited = null) {
     this.stop();
     this.open.messages.length = at;
+    this.send.focus(); // it stops the answer; what was clicked goes with the message
     if (edited) this.say(edited);
     else this.answer();
   }
@@ -205,6 +211,7 @@ class Chat {
     const message = { role: "assistant", answer: blank() };
     const body = await attempt(() => bodyOf(target.model, wire(conversation.messages), this.settings), "The settings");
     if (!body) return;
+    message.answer.isJson = "response_format" in body;
     conversation.messages.push(message);
     this.draw();
     const made = this.log.lastElementChild;
@@ -218,7 +225,7 @@ class Chat {
       this.follow(() => drawAnswer(made, answer));
     };
     await ask(body, target.endpoint, { answer: message.answer, changed, signal: stop.signal });
-    delete message.answer.pieces;
+    message.answer.raw = "";
     if (this.running === stop) {
       this.running = null;
       this.mark(false);
@@ -244,8 +251,6 @@ class Chat {
   }
 
   mark(running) {
-    const made = button("", this.send.onclick, { kind: "primary round", symbol: running ? "stop" : "send", label: running ? "Stop" : "Send" });
-    this.send.replaceWith(made);
-    this.send = made;
+    relabel(this.send, running ? "stop" : "send", running ? "Stop" : "Send");
   }
 }

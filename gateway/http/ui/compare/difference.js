@@ -1,15 +1,14 @@
-// Where two answers differ: by words and marks, since the tokens of two models need not be the same.
+// Where two answers differ: by words and marks, or by tokens, where both models have the same.
 
-const MOST = 1200; // words of which the longest common part is looked for; longer answers are compared to the first difference
+const MOST = 1200; // units of which the longest common part is looked for; longer answers are compared to the first difference
 
 export const words = (text) => text.match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) ?? [];
 
 /**
- * The parts of `text`, each with whether `other` has it, too.
- * @returns {{parts: {text: string, same: boolean}[], equal: number, total: number}} counted in words
+ * The parts of a text, each with whether another text has it, too. `mine` and `theirs` are the words, or the tokens, of both.
+ * @returns {{parts: {text: string, same: boolean}[], equal: number, total: number}} counted in words or tokens
  */
-export function difference(text, other) {
-  const [mine, theirs] = [words(text), words(other)];
+export function difference(mine, theirs) {
   const same = mine.length > MOST || theirs.length > MOST ? leading(mine, theirs) : common(mine, theirs);
   const parts = [];
   mine.forEach((word, at) => {

@@ -6,7 +6,8 @@ import { button, field, h } from "../shared/dom.js";
 import { percent } from "../shared/format.js";
 import { attempt } from "../shared/notices.js";
 import { session, targets } from "../shared/session.js";
-import { difference } from "./difference.js";
+import { copyButtons } from "../protocols/snippets.js";
+import { difference, words } from "./difference.js";
 
 const [LEAST, MOST] = [2, 4];
 const PLACE = "interlingua.compare";
@@ -26,6 +27,7 @@ class Compare {
     this.settings = settings.load();
     this.running = null;
     this.input = h("textarea", { rows: 3, value: "What is the capital of France?" });
+    this.by = h("select", {}, new Option("words", "words"), new Option("tokens, where the answers have them", "tokens"));
     this.grid = h("div", { class: "columns" });
     this.go = h("button", { class: "button primary" }, "Ask all");
     this.more = button("Add a column", () => this.add(), { symbol: "plus", kind: "quiet" });
@@ -33,7 +35,7 @@ class Compare {
       "form",
       { class: "card ask", onsubmit: (event) => (event.preventDefault(), this.running ? this.stop() : this.askAll()) },
       field("Question", this.input),
-      h("div", { class: "row" }, this.go, this.more),
+      h("div", { class: "row" }, this.go, this.more, h("label", { class: "inline" }, h("span", {}, "Mark differences by"), this.by)),
       h("details", {}, h("summary", {}, "Settings for all"), settings.panel((found) => (this.settings = found))),
     );
     root.append(h("div", { class: "page" }, h("div", { class: "page-head" }, h("h2", {}, "Compare")), form, this.grid));
@@ -72,8 +74,10 @@ class Compare {
     const stop = (this.running = new AbortController());
     this.go.textContent = "Stop";
     const first = this.columns[0];
+    // Log-probabilities are what OpenAI's protocol returns tokens with.
+    const given = { ...this.settings, logprobs: this.by.value === "tokens" };
     await attempt(() =>
-      Promise.all(this.columns.map((column) => column.ask(text, this.settings, stop.signal, () => this.columns.forEach((each) => each !== first && each.mark(first.answer))))),
+      Promise.all(this.columns.map((column) => column.ask(text, given, stop.signal, () => this.columns.forEach((each) => each !== first && each.mark(first.answer))))),
     );
     if (this.running === stop) this.stop();
   }
@@ -101,7 +105,11 @@ class Column {
     this.text = h("div", { class: "answer", tabIndex: 0, role: "region" });
     this.facts = h("dl", { class: "facts" });
     this.close = button("", remove, { kind: "quiet", symbol: "close", label: "Remove the column" });
-    this.element = h("section", { class: "card column" }, h("div", { class: "column-head" }, this.select, this.close), this.text, this.facts);
+    this.request = null;
+    this.raw = h("pre", { tabIndex: 0, role: "region" });
+    this.more = h("details", { hidden: true }, h("summary", {}, "Raw stream"), this.raw);
+    this.copies = h("div", { class: "row" });
+    this.element = h("section", { class: "card column" }, h("div", { class: "column-head" }, this.select, this.close), this.text, this.facts, this.more, this.copies);
     this.list();
   }
 
@@ -115,6 +123,8 @@ class Column {
     this.isFirst = at === 0;
     this.select.setAttribute("aria-label", `Endpoint ${name}`);
     this.text.setAttribute("aria-label", `Answer ${name}`);
+    this.raw.setAttribute("aria-label", `Raw stream ${name}`);
+    this.name = name;
     this.close.hidden = !removable;
   }
 
@@ -124,6 +134,9 @@ class Column {
     this.text.replaceChildren(h("p", { class: "waiting" }, "Waiting for the first token"));
     this.facts.replaceChildren();
     const body = bodyOf(target.model, [{ role: "user", content: text }], given);
+    this.request = { path: "/v1/chat/completions", body, headers: {} };
+    this.copies.replaceChildren(...copyButtons(this.name, () => this.request));
+    this.more.hidden = false;
     let waiting = false;
     const draw = () => {
       waiting = false;
@@ -143,6 +156,7 @@ class Column {
 
   draw() {
     const { answer } = this;
+    this.raw.textContent = answer.raw;
     if (this.isFirst || !this.text.querySelector("mark")) this.text.replaceChildren(answer.text);
     if (answer.reasoning) this.text.prepend(h("details", {}, h("summary", {}, "Reasoning"), answer.reasoning));
     for (const call of answer.calls) this.text.append(h("pre", {}, `${call.name}(${call.arguments})`));
@@ -158,10 +172,12 @@ class Column {
   /** Mark what the first column's answer does not have. */
   mark(first) {
     if (!first?.text || !this.answer?.text) return;
-    const { parts, equal, total } = difference(this.answer.text, first.text);
+    const byTokens = this.answer.tokens.length > 0 && first.tokens.length > 0;
+    const units = (answer) => (byTokens ? answer.tokens : words(answer.text));
+    const { parts, equal, total } = difference(units(this.answer), units(first));
     const extra = [...this.text.children].filter((child) => child.tagName !== "MARK");
     this.text.replaceChildren(...parts.map((part) => (part.same ? part.text : h("mark", {}, part.text))), ...extra);
     const done = this.answer.duration !== null && first.duration !== null;
-    this.showFacts([...figureList(this.answer), ...(done ? [["Words as in A", `${equal} of ${total}, ${percent(total ? equal / total : 1)}`]] : [])]);
+    this.showFacts([...figureList(this.answer), ...(done ? [[byTokens ? "Tokens as in A" : "Words as in A", `${equal} of ${total}, ${percent(total ? equal / total : 1)}`]] : [])]);
   }
 }

@@ -1,7 +1,7 @@
 // Experiments: the verdict, the ramp, the split, the metrics, their intervals over time, pairs, and the history.
 import { call } from "../shared/api.js";
 import { chart } from "../shared/chart.js";
-import { button, h, table } from "../shared/dom.js";
+import { button, confirm, h, redraw, table } from "../shared/dom.js";
 import * as feed from "../shared/feed.js";
 import { count, dateAndTime, number, seconds } from "../shared/format.js";
 import { attempt, notice } from "../shared/notices.js";
@@ -40,7 +40,7 @@ export function mount(root, name) {
   const asks = () => page.querySelector(".confirm") !== null;
 
   open(name);
-  const ends = [session.on(() => (shown && compared().some((each) => each.name === shown) ? view.splitChanged() : open(shown))), feed.on("experiments", () => asks() || view?.read())];
+  const ends = [session.on(() => (shown && compared().some((each) => each.name === shown) ? view.splitChanged() : open(shown))), feed.on("experiments", () => asks() || view?.read({ shared: true }))];
   return () => {
     ends.forEach((end) => end());
     view?.leave();
@@ -76,26 +76,27 @@ class Experiment {
     return session.endpoint(this.name);
   }
 
-  async read() {
-    const found = await attempt(() => call(`/v1/console/experiment?endpoint=${encodeURIComponent(this.name)}`));
+  /** Read the experiment; `shared`: that of seconds ago, which the server has made for another tab, will do. */
+  async read({ shared = false } = {}) {
+    const found = await attempt(() => call(`/v1/console/experiment?endpoint=${encodeURIComponent(this.name)}${shared ? "&shared" : ""}`));
     if (!found || this.left) return;
     const first = !this.found;
     this.found = found;
-    this.top.replaceChildren(this.verdict(), ...(found.report.ramp ? [this.ramp()] : []));
+    redraw(this.top, this.verdict(), ...(found.report.ramp ? [this.ramp()] : []));
     if (first) this.splitChanged();
-    this.middle.replaceChildren(...(found.report.comparisons.length ? [metricsCard(found)] : []));
+    redraw(this.middle, ...(found.report.comparisons.length ? [metricsCard(found)] : []));
     this.listMetrics();
     this.drawCurve();
-    this.bottom.replaceChildren(...pairsCards(found.report), this.history());
+    redraw(this.bottom, ...pairsCards(found.report), this.history());
   }
 
   splitChanged() {
     // Not while somebody moves a slider: it would jump back.
-    if (this.found && !this.split.querySelector(".button.primary:enabled")) this.split.replaceChildren(splitCard(this.endpoint, this.found.report.ramp, () => this.changed()));
+    if (this.found && !this.split.querySelector(".button.primary:enabled")) redraw(this.split, splitCard(this.endpoint, this.found.report.ramp, () => this.changed()));
   }
 
   changed() {
-    this.split.replaceChildren(splitCard(this.endpoint, this.found.report.ramp, () => this.changed()));
+    redraw(this.split, splitCard(this.endpoint, this.found.report.ramp, () => this.changed()));
     this.read();
   }
 
@@ -133,7 +134,7 @@ class Experiment {
     const next = ramp.next_percentage === null ? "There is no next step." : `Next: ${ramp.next_percentage} %${ramp.next_at ? `, at ${dateAndTime(ramp.next_at)} at the earliest` : ""}${ramp.waits_for ? `. Waits for ${ramp.waits_for}` : ""}.`;
     const last = ramp.history.at(-1);
     const kind = { running: "accent", finished: "good", rolled_back: "bad" }[ramp.status] ?? "";
-    const start = button("Start the ramp", () => this.confirm(start, "Start: the arm begins without traffic, and the figures begin anew", () => this.send("/ramp/restart", "The ramp was started.")), { disabled: !session.now.can_change || !session.now.is_changeable });
+    const start = button("Start the ramp", () => confirm(start, "Start: the arm begins without traffic, and the figures begin anew", () => this.send("/ramp/restart", "The ramp was started.")), { disabled: !session.now.can_change || !session.now.is_changeable });
     return h(
       "section",
       { class: "card", "aria-label": "Ramp" },
@@ -143,13 +144,6 @@ class Experiment {
       last && h("p", { class: "soft" }, `Last step: ${last.traffic_percentage} % since ${dateAndTime(last.since)}, because ${last.reason}.`),
       h("div", { class: "row" }, start),
     );
-  }
-
-  /** Ask once more, in place of the button. */
-  confirm(asked, text, work) {
-    const row = h("div", { class: "row confirm" }, button(text, work, { kind: "danger" }), button("Cancel", () => row.replaceWith(asked), { kind: "quiet" }));
-    asked.replaceWith(row);
-    row.firstChild.focus();
   }
 
   async send(path, said) {
@@ -218,7 +212,7 @@ class Experiment {
       return [dateAndTime(change.time), change.by || "–", ACTIONS[change.action] ?? change.action, split(change.after), undo];
     });
     const columns = ["Time", "Key", "What", "Split after it", ""].map((title) => ({ title }));
-    const reset = button("Begin the figures anew", () => this.confirm(reset, `Yes: forget the figures of ${report.endpoint}`, () => this.send("/reset", "The figures begin anew.")), { kind: "danger", disabled: !admin });
+    const reset = button("Begin the figures anew", () => confirm(reset, `Yes: forget the figures of ${report.endpoint}`, () => this.send("/reset", "The figures begin anew.")), { kind: "danger", disabled: !admin });
     return h(
       "section",
       { class: "card", "aria-label": "History" },

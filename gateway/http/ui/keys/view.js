@@ -1,7 +1,7 @@
 // Keys: who may ask what, their limits, and what they have used as curves.
 import { call } from "../shared/api.js";
 import { chart } from "../shared/chart.js";
-import { button, field, h, table } from "../shared/dom.js";
+import { button, confirm, field, h, redraw, table } from "../shared/dom.js";
 import { cost, count } from "../shared/format.js";
 import { attempt, notice } from "../shared/notices.js";
 import { session } from "../shared/session.js";
@@ -28,15 +28,11 @@ export function mount(root) {
     if (!found || left) return undefined;
     const columns = ["Name", "Key", "Roles", "Endpoints", "Limits", "Expires", ""].map((title) => ({ title }));
     const rows = found.keys.map((key) => [key.name, h("code", {}, `${key.hint}…`), key.roles.join(", "), key.endpoints.join(", "), limitsOf(key.limits), key.expires ? key.expires.slice(0, 10) : "never", revokeButton(key.name)]);
-    return list.replaceChildren(h("h2", {}, "Keys"), table("Keys", columns, rows), newKey());
+    return redraw(list, h("h2", {}, "Keys"), table("Keys", columns, rows), newKey());
   }
 
   function revokeButton(name) {
-    const made = button("Revoke", () => {
-      const sure = button(`Revoke ${name} for good`, revoke, { kind: "danger" });
-      made.replaceWith(sure);
-      sure.focus();
-    }, { kind: "quiet", label: `Revoke ${name}` });
+    const made = button("Revoke", () => confirm(made, `Revoke ${name} for good`, revoke), { kind: "quiet", label: `Revoke ${name}` });
     async function revoke() {
       if (await attempt(async () => (await call(`/v1/keys/${encodeURIComponent(name)}`, { method: "DELETE" }), true))) notice(`The key ${name} was revoked.`, { kind: "good" });
       loadKeys();
@@ -55,6 +51,7 @@ export function mount(root) {
       const body = { name: name.value, roles: [role.value], endpoints: endpoints.value.split(",").map((each) => each.trim()), limits };
       const made = await attempt(() => call("/v1/keys", { method: "POST", body }), "The key was not made");
       if (!made) return;
+      event.target.dataset.sent = "";
       await loadKeys();
       list.append(h("p", { class: "why", role: "status" }, `The key of ${made.name}, which is shown this once: `, h("code", {}, made.key)));
     }
@@ -64,6 +61,10 @@ export function mount(root) {
   async function loadUsage() {
     if (!session.now.keeps_usage) {
       usage.replaceChildren(h("section", { class: "card" }, h("h2", {}, "Usage"), h("p", { class: "soft" }, "The server keeps no usage: its configuration has no section [usage].")));
+      return;
+    }
+    if (!session.now.key) {
+      usage.replaceChildren(h("section", { class: "card" }, h("h2", {}, "Usage"), h("p", { class: "soft" }, "Log in with a key to see what it has used; with an admin key, what all have used.")));
       return;
     }
     const found = await attempt(() => call("/v1/usage?group_by=day,key&limit=5000"));

@@ -1,6 +1,6 @@
 // Models: what is loaded, where, its memory; sleep and wake; LoRA adapters.
 import { call } from "../shared/api.js";
-import { button, field, h } from "../shared/dom.js";
+import { button, field, h, redraw } from "../shared/dom.js";
 import { bytes, count, percent } from "../shared/format.js";
 import { attempt, notice } from "../shared/notices.js";
 import { session } from "../shared/session.js";
@@ -14,7 +14,7 @@ export function mount(root) {
 
   async function load() {
     const found = await attempt(() => call("/v1/console/models"));
-    if (found && !left) grid.replaceChildren(...found.map((model) => card(model, load)));
+    if (found && !left) redraw(grid, ...found.map((model) => card(model, load)));
   }
 
   load();
@@ -54,8 +54,11 @@ function card(model, load) {
 function controls(model, load) {
   if (!session.now.can_change) return h("p", { class: "soft" }, "Log in with an admin key to put it to sleep, or to load LoRA adapters.");
   const [endpoint] = model.endpoints;
-  const run = (said, path, body) => async () => {
-    if (await attempt(async () => (await call(path, { method: "POST", body }), true))) notice(said, { kind: "good" });
+  const run = (said, path, body, done = () => {}) => async () => {
+    if (await attempt(async () => (await call(path, { method: "POST", body }), true))) {
+      notice(said, { kind: "good" });
+      done();
+    }
     await load();
   };
   const query = `model=${encodeURIComponent(endpoint)}`;
@@ -67,6 +70,12 @@ function controls(model, load) {
   const adapters = model.lora_adapters.map((adapter) =>
     h("li", {}, adapter, button("", run(`${adapter} was unloaded.`, "/v1/unload_lora_adapter", { lora_name: adapter, model: endpoint }), { kind: "quiet", symbol: "close", label: `Unload ${adapter}` })),
   );
+  async function loaded(event) {
+    event.preventDefault();
+    const asked = { lora_name: name.value, lora_path: folder.value, model: endpoint };
+    // After a failure what was written stays.
+    await run(`${asked.lora_name} was loaded.`, "/v1/load_lora_adapter", asked, () => (event.target.dataset.sent = ""))();
+  }
   return h(
     "div",
     { class: "stack controls" },
@@ -76,7 +85,7 @@ function controls(model, load) {
       "details",
       {},
       h("summary", {}, "Load a LoRA adapter"),
-      h("form", { class: "stack", onsubmit: (event) => (event.preventDefault(), run(`${name.value} was loaded.`, "/v1/load_lora_adapter", { lora_name: name.value, lora_path: folder.value, model: endpoint })()) }, field("Name", name), field("Folder", folder), h("div", { class: "row" }, h("button", { class: "button" }, "Load"))),
+      h("form", { class: "stack", onsubmit: loaded }, field("Name", name), field("Folder", folder), h("div", { class: "row" }, h("button", { class: "button" }, "Load"))),
     ),
   );
 }

@@ -1,5 +1,8 @@
 // A request as somebody would write it in a shell, in Python and in JavaScript. The key is a variable, never its value.
 
+import { copyButton } from "../shared/markdown.js";
+import { session } from "../shared/session.js";
+
 const VARIABLE = "INTERLINGUA_KEY";
 
 /** name -> what writes a request; `request` is { path, body, headers }, `withKey` whether a key is needed. */
@@ -41,6 +44,15 @@ export const SNIPPETS = {
     ].join("\n");
   },
 };
+
+/** Buttons that copy a request in each language; `request` returns it, `name` says what is copied. */
+export function copyButtons(name, request) {
+  return Object.keys(SNIPPETS).map((language) => {
+    const made = copyButton(() => SNIPPETS[language](request(), session.now.needs_key), `Copy ${name} as ${language}`);
+    made.append(language);
+    return made;
+  });
+}
 
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 

@@ -1,17 +1,14 @@
 // Protocols: the same question in every protocol that the gateway speaks, with the text of each answer over its raw stream.
 import { errorText, failure, send } from "../shared/api.js";
-import { MARK } from "../shared/ask.js";
+import { MARK, MOST_RAW } from "../shared/ask.js";
 import { field, h } from "../shared/dom.js";
 import { events, lines } from "../shared/events.js";
 import { pausedFor } from "../shared/feed.js";
 import { seconds } from "../shared/format.js";
-import { copyButton } from "../shared/markdown.js";
 import { attempt } from "../shared/notices.js";
-import { session, targets } from "../shared/session.js";
-import { SNIPPETS } from "./snippets.js";
+import { targets } from "../shared/session.js";
+import { copyButtons } from "./snippets.js";
 import { PROTOCOLS, requestOf } from "./table.js";
-
-const MOST_RAW = 100_000; // characters that are shown of a stream
 
 export function mount(root) {
   let running = null;
@@ -51,11 +48,6 @@ class Card {
     this.text = h("p", { class: "assembled" });
     this.sent = h("pre", { tabIndex: 0, "aria-label": `Request to ${protocol.name}`, role: "region" });
     this.raw = h("pre", { tabIndex: 0, "aria-label": `Raw stream of ${protocol.name}`, role: "region" });
-    const copies = Object.keys(SNIPPETS).map((name) => {
-      const made = copyButton(() => SNIPPETS[name](this.request, session.now.needs_key), `Copy ${protocol.name} as ${name}`);
-      made.append(name);
-      return made;
-    });
     this.element = h(
       "section",
       { class: "card protocol", "aria-label": protocol.name },
@@ -63,7 +55,7 @@ class Card {
       this.text,
       h("details", { open: true }, h("summary", {}, "Raw stream"), this.raw),
       h("details", {}, h("summary", {}, "Request"), this.sent),
-      h("div", { class: "row" }, copies),
+      h("div", { class: "row" }, copyButtons(protocol.name, () => this.request)),
     );
   }
 

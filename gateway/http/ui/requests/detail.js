@@ -1,5 +1,5 @@
 // One request: why it ended as it did, its times as a waterfall, its parameters, its texts, and a replay of it.
-import { difference } from "../compare/difference.js";
+import { difference, words } from "../compare/difference.js";
 import { figureList } from "../chat/message.js";
 import { call } from "../shared/api.js";
 import { ask, blank } from "../shared/ask.js";
@@ -83,8 +83,16 @@ function facts(title, pairs) {
   return h("section", { "aria-label": title }, h("h3", {}, title), h("dl", { class: "facts plain" }, known.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))));
 }
 
+const RECORD_DELAYS = [500, 1500, 3000]; // milliseconds: a record is written some time after its request has ended
+
 async function showTexts(entry, area) {
-  const found = await attempt(() => call(`/v1/console/requests?id=${encodeURIComponent(entry.id)}`));
+  const read = () => attempt(() => call(`/v1/console/requests?id=${encodeURIComponent(entry.id)}`));
+  let found = await read();
+  for (const delay of RECORD_DELAYS) {
+    if (!found || found.input || !area.isConnected) break;
+    await new Promise((resolve) => setTimeout(resolve, delay));
+    found = await read();
+  }
   if (!found) return;
   if (!found.input) {
     area.append(h("p", { class: "soft" }, "The record with the texts is not written yet, or is not kept."));
@@ -116,7 +124,7 @@ function replay(found) {
     const target = targets().find(({ model }) => model === select.value);
     const answer = blank();
     text.hidden = false;
-    const draw = () => text.replaceChildren(...difference(answer.text, found.output).parts.map((part) => (part.same ? part.text : h("mark", {}, part.text))), answer.error && h("span", { class: "bad" }, answer.error));
+    const draw = () => text.replaceChildren(...difference(words(answer.text), words(found.output)).parts.map((part) => (part.same ? part.text : h("mark", {}, part.text))), answer.error && h("span", { class: "bad" }, answer.error));
     await ask({ ...body, model: target.model, stream: true, stream_options: { include_usage: true } }, target.endpoint, { answer, changed: draw });
     times.replaceChildren(...figureList(answer).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
   };

@@ -17,7 +17,7 @@ const FILTERS = [
 ];
 
 // Of the last time that the view was shown: opening a request must neither empty the list nor forget the filters.
-let kept = { key: null, entries: [], wanted: {} };
+let kept = { key: null, entries: [], wanted: {}, opened: "" };
 
 export function mount(root, id) {
   let entries = kept.key === session.now.key ? kept.entries : [];
@@ -25,7 +25,8 @@ export function mount(root, id) {
   let left = false;
   const body = h("tbody");
   const note = h("p", { class: "soft", role: "status" });
-  const pane = h("aside", { class: "card detail", "aria-label": "Request", hidden: true });
+  const back = () => (location.hash = "#/requests");
+  const pane = h("aside", { class: "card detail", "aria-label": "Request", hidden: true, tabIndex: -1, onkeydown: (event) => event.key === "Escape" && back() });
   const filters = FILTERS.map(([name, title]) => ({ name, title, select: h("select", { onchange: () => draw() }, new Option("all", "")) }));
   const pause = button("Pause", () => {
     paused = !paused;
@@ -83,7 +84,7 @@ export function mount(root, id) {
     const found = entries.find((entry) => entry.id === id);
     pane.hidden = !id;
     if (!id) return;
-    const close = button("", () => (location.hash = "#/requests"), { kind: "quiet", symbol: "close", label: "Close" });
+    const close = button("", back, { kind: "quiet", symbol: "close", label: "Close" });
     pane.replaceChildren(h("div", { class: "detail-head" }, h("h2", {}, "Request"), close), ...(found ? detail(found) : [h("p", {}, `The request ${id} is not among the last ones.`)]));
   }
 
@@ -99,6 +100,9 @@ export function mount(root, id) {
     draw();
     openDetail();
   }
+  // Opening and closing a request mounts the view anew: the focus follows to the request, and back to its line.
+  if (id) pane.focus();
+  else body.querySelector(`[data-id="${CSS.escape(kept.opened)}"]`)?.focus();
   load();
   const ends = [
     feed.on("requests", (found) => {
@@ -110,7 +114,7 @@ export function mount(root, id) {
   ];
   return () => {
     left = true;
-    kept = { key: session.now?.key ?? null, entries, wanted: Object.fromEntries(filters.map(({ name, select }) => [name, select.value])) };
+    kept = { key: session.now?.key ?? null, entries, opened: id, wanted: Object.fromEntries(filters.map(({ name, select }) => [name, select.value])) };
     ends.forEach((end) => end());
   };
 }

@@ -3,6 +3,9 @@ import { errorText, failure, send } from "./api.js";
 import { events } from "./events.js";
 import { priceOf } from "./session.js";
 
+/** Characters of a stream that are kept. */
+export const MOST_RAW = 100_000;
+
 /** Marks the console's requests: they count in no experiment. */
 export const MARK = { "x-interlingua-console": "1" };
 
@@ -12,7 +15,8 @@ export function blank() {
     text: "",
     reasoning: "",
     calls: [],
-    pieces: [], // the text as it came: one for each event
+    tokens: [], // of the text, if the request asks for `logprobs`
+    raw: "", // the stream as it came
     state: "waiting", // then "streaming", and "done", "stopped" or "failed"
     error: "",
     status: 0,
@@ -29,12 +33,13 @@ export function blank() {
 
 /** The body of a request. `settings` are those of the settings panel; what is empty is left out. */
 export function bodyOf(model, messages, settings) {
-  const { system, schema, tools, stop, ...sampling } = settings;
+  const { system, schema, tools, stop, logprobs, ...sampling } = settings;
   const body = { model, messages: system ? [{ role: "system", content: system }, ...messages] : messages, stream: true };
   for (const [name, value] of Object.entries(sampling)) if (value !== "" && value !== null && value !== undefined) body[name] = Number(value);
   if (stop) body.stop = stop.split("\n").filter(Boolean);
   if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: JSON.parse(schema) } };
   if (tools) body.tools = JSON.parse(tools);
+  if (logprobs) body.logprobs = true;
   return { ...body, stream_options: { include_usage: true } };
 }
 
@@ -55,6 +60,7 @@ export async function ask(body, endpoint, { answer = blank(), changed = () => {}
     let ended = false;
     for await (const { data, comment } of events(got.body)) {
       if (comment) continue;
+      if (answer.raw.length < MOST_RAW) answer.raw += `data: ${data}\n\n`;
       if (data === "[DONE]") {
         ended = true;
         break;
@@ -65,6 +71,7 @@ export async function ask(body, endpoint, { answer = blank(), changed = () => {}
     if (!ended) throw new Error("The stream ended before the answer was complete.");
     answer.state = "done";
   } catch (error) {
+    answer.raw ||= answer.status ? `${answer.status} ${error.message}` : "";
     answer.state = error.name === "AbortError" ? "stopped" : "failed";
     if (answer.state === "failed") answer.error = error.message;
     answer.retryAfter = error.retryAfter ?? null;
@@ -88,7 +95,7 @@ function take(answer, chunk, since) {
     answer.firstToken ??= since();
     answer.state = "streaming";
   }
-  if (text) answer.pieces.push(text);
+  answer.tokens.push(...(choice.logprobs?.content ?? []).map((each) => each.token));
   answer.text += text;
   answer.reasoning += reasoning;
   for (const piece of delta.tool_calls ?? []) addCall(answer.calls, piece);

@@ -8,7 +8,9 @@ export function h(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null) continue;
-    if (name in ALIASES) made[ALIASES[name]] = value;
+    // As a property, a listener that returns false would prevent what the browser does: Tab would not leave.
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name in ALIASES) made[ALIASES[name]] = value;
     else if (name.includes("-") || name === "role" || name === "list") made.setAttribute(name, value);
     else made[name] = value;
   }
@@ -62,6 +64,52 @@ export function button(text, onclick, { kind = "", symbol = null, label = null, 
     symbol && icon(symbol),
     text && h("span", {}, text),
   );
+}
+
+/** Give a button of an icon another meaning; it stays the same element, so that it keeps the focus. */
+export function relabel(made, symbol, label) {
+  made.replaceChildren(icon(symbol));
+  made.title = label;
+  made.setAttribute("aria-label", label);
+}
+
+/**
+ * Replace the children of an element. What somebody does there goes on: open details stay open, what was written into a
+ * form stays, and the focus stays on what has the same name, or else on the element.
+ */
+export function redraw(parent, ...children) {
+  const open = new Map([...parent.querySelectorAll("details")].map((each) => [summaryOf(each), each.open]));
+  const written = new Map([...parent.querySelectorAll(WRITTEN)].map((each) => [nameOf(each), each.value]));
+  const focused = parent.contains(document.activeElement) ? nameOf(document.activeElement) : null;
+  parent.replaceChildren(...children);
+  for (const each of parent.querySelectorAll("details")) each.open = open.get(summaryOf(each)) ?? each.open;
+  for (const each of parent.querySelectorAll(WRITTEN)) each.value = written.get(nameOf(each)) ?? each.value;
+  if (focused === null) return;
+  const same = [...parent.querySelectorAll("a, button, input, select, textarea, summary, [tabindex]")].find((each) => nameOf(each) === focused);
+  if (!parent.hasAttribute("tabindex")) parent.tabIndex = -1;
+  (same ?? parent).focus({ preventScroll: true });
+}
+
+/** What was written and not sent yet. */
+const WRITTEN = "form:not([data-sent]) :is(input, textarea)";
+const partOf = (element) => element.closest("section[aria-label]")?.getAttribute("aria-label");
+const summaryOf = (details) => `${partOf(details)} ${details.querySelector("summary").textContent}`;
+const nameOf = (element) => `${partOf(element)} ${element.tagName} ${element.getAttribute("aria-label") ?? (element.labels?.[0] ?? element).textContent}`;
+
+/** Ask once more, in place of a button: `text` does the work, "Cancel" and Escape bring the button back. */
+export function confirm(asked, text, work) {
+  const back = () => {
+    row.replaceWith(asked);
+    asked.focus();
+  };
+  const row = h(
+    "div",
+    { class: "row confirm", onkeydown: (event) => event.key === "Escape" && back() },
+    button(text, work, { kind: "danger" }),
+    button("Cancel", back, { kind: "quiet" }),
+  );
+  asked.replaceWith(row);
+  row.firstChild.focus();
 }
 
 /** A labelled control; the hint stands below. */

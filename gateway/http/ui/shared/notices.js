@@ -16,10 +16,17 @@ export function notice(text, { kind = "info", detail = "", action = null } = {})
     { class: `notice ${kind}`, "data-text": text },
     h("p", {}, text, detail && h("small", {}, detail)),
     action && button(action.text, () => (made.remove(), action.run()), { kind: "quiet" }),
-    button("", () => made.remove(), { kind: "quiet", symbol: "close", label: "Dismiss" }),
+    button("", () => dismiss(made), { kind: "quiet", symbol: "close", label: "Dismiss" }),
   );
   area.append(made);
   return made;
+}
+
+/** Take a message away; the focus goes to the next one, or to the view. */
+function dismiss(made) {
+  const next = made.nextElementSibling ?? made.previousElementSibling;
+  made.remove();
+  (next?.querySelector("button:last-child") ?? document.getElementById("view")).focus();
 }
 
 /** Run a piece of work; what fails is shown. */

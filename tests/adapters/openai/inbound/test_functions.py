@@ -73,7 +73,7 @@ def test_a_streamed_answer_has_the_form_of_the_request() -> None:
     ("fields", "param"),
     [
         ({"functions": []}, "function_call"),
-        ({"functions": FUNCTIONS, "function_call": {"name": "other"}}, "tool_choice"),
+        ({"functions": FUNCTIONS, "function_call": {"name": "other"}}, "function_call"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
     ],
 )

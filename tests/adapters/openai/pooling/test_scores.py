@@ -9,7 +9,7 @@ import pytest
 
 from adapters.openai.dialects import DIALECTS
 from adapters.openai.pooling.scores import encode_scores, read_score
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, RequestError
 from schemas.ir import TextPrompt, Usage
 from schemas.origin import Origin, Relay, Scoring
 from schemas.scores import Score, Scores
@@ -17,10 +17,14 @@ from schemas.scores import Score, Scores
 TASKS = get_args(Scoring)
 
 
-def read(task: Any, **fields: Any) -> Score:
+def read(task: Any, operation: str = "", **fields: Any) -> Score:
     body = json.dumps({"model": "m"} | fields).encode()
-    relay = Relay(id="r", model="m", origin=Origin("openai", "openai", task, body), scoring=task)
+    relay = Relay(id="r", model="m", origin=Origin("openai", "openai", operation or task, body), scoring=task)
     return read_score(DIALECTS["openai"], relay)
+
+
+def written(request: Score, *values: tuple[float, ...], labels: tuple[str, ...] = ("LABEL_0",)) -> Any:
+    return json.loads(encode_scores(request, Scores("m", values, Usage(1, 0), labels), 1).body)
 
 
 @pytest.mark.parametrize("names", [("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents")])
@@ -70,3 +74,45 @@ def test_the_most_relevant_document_comes_first() -> None:
     assert "document" not in found["results"][0]
     classified = encode_scores(read("classify", input="a"), Scores("m", ((0.2, 0.8),), Usage(1, 0), ("no", "yes")), 1)
     assert json.loads(classified.body)["data"] == [{"index": 0, "label": "yes", "probs": [0.2, 0.8], "num_classes": 2}]
+
+
+def test_texts_are_ranked_in_the_form_of_tei() -> None:
+    asked = read("rerank", "rerank_texts", query="q", texts=["a", "b"], raw_scores=True, truncate=True, top_n=1)
+    assert asked.pairs == (("q", "a"), ("q", "b"))
+    assert (asked.activation, asked.truncate_prompt_tokens, asked.unknown) == (False, -1, ("top_n",))
+    assert written(asked, (-1.0,), (2.0,)) == [{"index": 1, "score": 2.0}, {"index": 0, "score": -1.0}]
+    with_texts = read("rerank", "rerank_texts", query="q", texts=["a", "b"], return_text=True)
+    assert with_texts.truncate_prompt_tokens is None
+    assert written(with_texts, (0.5,), (0.2,))[0] == {"index": 0, "text": "a", "score": 0.5}
+
+
+def test_predictions_have_the_form_of_tei() -> None:
+    labels = ("bad", "good")
+    best = [{"score": 0.75, "label": "good"}, {"score": 0.25, "label": "bad"}]
+    assert written(read("classify", "predict", inputs="a"), (0.25, 0.75), labels=labels) == best
+    pair = read("classify", "predict", inputs=["a", "b"])
+    assert pair.pairs == (("a", "b"),)
+    assert written(pair, (0.25, 0.75), labels=labels) == best
+    texts = read("classify", "predict", inputs=[["a"], ["b"]])
+    assert texts.texts == (TextPrompt("a"), TextPrompt("b"))
+    assert written(texts, (0.25, 0.75), (0.25, 0.75), labels=labels) == [best, best]
+    assert read("classify", "predict", inputs=[["a", "b"], ["c", "d"]]).pairs == (("a", "b"), ("c", "d"))
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields", "param"),
+    [
+        ("rerank_texts", {"texts": ["a"]}, "query"),
+        ("rerank_texts", {"query": "q", "texts": []}, "texts"),
+        ("rerank_texts", {"query": "q", "texts": ["a"], "truncation_direction": "Left"}, "truncation_direction"),
+        ("predict", {}, "inputs"),
+        ("predict", {"inputs": []}, "inputs"),
+        ("predict", {"inputs": ["a", "b", "c"]}, "inputs"),
+        ("predict", {"inputs": [["a"], ["b", "c"]]}, "inputs"),
+        ("predict", {"inputs": [["a"], "b"]}, "inputs"),
+    ],
+)
+def test_what_is_wrong_in_the_form_of_tei_is_named(operation: str, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        read("classify" if operation == "predict" else "rerank", operation, **fields)
+    assert caught.value.param == param

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from adapters.fold import fold
-from schemas.errors import BackendFailed, InvalidRequest, RouteNotFound
+from adapters.objects import Delete, Get
+from schemas.errors import BackendFailed, InvalidRequest, RouteNotFound, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
     Delta,
@@ -322,8 +323,17 @@ def answered(shelf: Shelf, id: str, *, stream: bool = False, **fields: Any) -> t
 
 
 def describe(shelf: Shelf, name: str, id: str, **query: str) -> Any:
-    answer = server().describe(ROUTES[name], replace(call(), path={"id": id}, records=shelf, query=query), b"")
-    return json.loads(answer.body)
+    asked = replace(call(), path={"id": id}, records=shelf, query=query)
+    if ROUTES[name].kind == "describe":
+        return json.loads(server().describe(ROUTES[name], asked, b"").body)
+    steps, result = server().steps(ROUTES[name], asked, b""), None
+    try:
+        while True:
+            step = steps.send(result)
+            assert isinstance(step, Get | Delete)
+            result = shelf.get(step.id) if isinstance(step, Get) else shelf.delete(step.id)
+    except StopIteration as end:
+        return json.loads(end.value.body)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -396,9 +406,10 @@ def test_a_response_with_store_false_is_not_stored() -> None:
 def test_responses_that_are_not_stored_are_not_found() -> None:
     shelf = Shelf()
     for name in ("response", "forget", "input_items", "cancel"):
-        for records in (shelf, None):
-            with pytest.raises(RouteNotFound, match="Response with id 'resp_9' not found"):
-                server().describe(ROUTES[name], replace(call(), path={"id": "resp_9"}, records=records), b"")
+        with pytest.raises(RouteNotFound, match="Response with id 'resp_9' not found"):
+            describe(shelf, name, "resp_9")
+    with pytest.raises(RouteNotFound, match="Response with id 'resp_9' not found"):
+        server().describe(ROUTES["input_items"], replace(call(), path={"id": "resp_9"}), b"")
     with pytest.raises(InvalidRequest) as raised:
         answered(shelf, "1", input="Hi", previous_response_id="resp_9")
     assert (raised.value.param, raised.value.code) == ("previous_response_id", "previous_response_not_found")
@@ -483,3 +494,18 @@ def test_only_a_completed_response_has_a_time_of_completion() -> None:
     assert all(set(received[-1]) == set(response) for response in received)
     cut = (Started("m", 1), Finished(text="x", reason=FinishReason.LENGTH), Usage(1, 1))
     assert json.loads(server().encode(ask(), fold(cut)).body)["completed_at"] is None
+
+
+@pytest.mark.parametrize("type", ["compaction", "compaction_trigger"])
+def test_items_of_a_compacted_conversation_are_refused_by_name(type: str) -> None:
+    """Opaque to all but the server that made them, and remotes are called for chats."""
+    item = {"type": type, "id": "cmp_1", "encrypted_content": "x"}
+    with pytest.raises(UnsupportedFeature, match=f"'{type}'") as refused:
+        ask(input=[item, {"role": "user", "content": "Hi"}])
+    assert refused.value.param == "input[0].type"
+
+
+def test_reasoning_of_earlier_turns_is_named() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    request = ask(input=[{"role": "user", "content": "Hi"}, thought, {"role": "assistant", "content": "Yes."}])
+    assert request.unknown == ("input[1]",)

@@ -267,6 +267,15 @@ async def test_a_request_goes_where_its_prompt_is_cached(engines: list[FakeEngin
     await client.aclose()
 
 
+async def test_an_endpoint_picker_chooses_the_engine(engines: list[FakeEngine], client: EngineClient) -> None:
+    chosen = client.links[1]
+    for destinations in (["192.0.2.1:80", chosen.name], [chosen.name, client.links[0].name]):
+        (seq,) = client.reserve_seqs(1)
+        request = client.submit([Submit(seq, (1,), 5)], "a chat", destinations)
+        assert request.link is chosen
+        client.release(request)
+
+
 async def test_a_conversation_stays_at_its_engine_where_nothing_is_cached(
     engines: list[FakeEngine], client: EngineClient
 ) -> None:
@@ -276,3 +285,52 @@ async def test_a_conversation_stays_at_its_engine_where_nothing_is_cached(
     assert min(counts(engines)) > 0
     for request in requests:
         client.release(request)
+
+
+async def test_engines_come_and_go_while_requests_run() -> None:
+    """An engine that goes finishes what it has, gets nothing more, and is disconnected then."""
+    engines = {name: FakeEngine(auto=False) for name in "abc"}
+    client = new_client(heartbeat=HEARTBEAT, hung_after=60.0)
+    await client.use({"a": engines["a"].connect})
+    await client.start()
+    request = ask(client, 6)
+    assert counts([*engines.values()]) == [1, 0, 0]
+    await client.use({name: engines[name].connect for name in "bc"})
+    second = ask(client, 5)
+    assert second.link is client.links[0], "no other is ready yet"
+    await until(lambda: all(link.ready for link in client.links))
+    others = [ask(client, 5) for _ in range(4)]
+    assert counts([*engines.values()]) == [2, 2, 2]
+    await client.use({name: engines[name].connect for name in "bc"})
+    assert [link.name for link in client.links] == ["a", "b", "c"]
+    assert await rest(request, [*engines.values()]) == [11, 12, 13, 14, 15, 16]
+    for each in [request, second, *others]:
+        client.release(each)
+    await client.use({"b": engines["b"].connect})
+    assert [link.name for link in client.links] == ["b"], "also one that has had nothing"
+    await client.use({name: engines[name].connect for name in "bc"})
+    assert [(link.name, link.number) for link in client.links] == [("b", 1), ("c", 0)], "numbers are used again"
+    await until(lambda: all(link.ready for link in client.links))
+    await client.aclose()
+    assert all(engine.connections == {} for engine in engines.values())
+
+
+async def test_an_engine_that_goes_is_used_while_there_is_no_other() -> None:
+    engines = [FakeEngine(auto=False), FakeEngine(auto=False, up=False)]
+    client = new_client(engines[0], heartbeat=HEARTBEAT, hung_after=60.0, reconnect_timeout=60.0)
+    await client.start()
+    request = ask(client, 4)
+    await client.use({"next": engines[1].connect})
+    engines[0].step()
+    second = ask(client, 2)
+    engines[0].die()
+    engines[0].up = False
+    await until(lambda: client.ready is None)
+    await client.use({"next": engines[1].connect})
+    assert [link.name for link in client.links] == ["next"], "it is gone"
+    engines[1].up = True
+    assert await rest(request, engines) == [11, 12, 13, 14]
+    assert await rest(second, engines) == [11, 12]
+    client.release(request)
+    client.release(second)
+    await client.aclose()

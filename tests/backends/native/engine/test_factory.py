@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from backends.native.engine import factory
+from backends.native.engine import factory, runners
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.protocol.engine_options import EngineOptions
-from backends.native.protocol.messages import Loading, Ready
+from backends.native.protocol.messages import Loading, Ready, Submit
+from schemas.ir import FinishReason
 from tests.backends.native.engine.tiny import CONTEXT, VOCAB, build
 
 pytestmark = pytest.mark.torch
@@ -52,6 +54,32 @@ def test_a_model_that_passes_the_self_check_is_packed_and_the_log_names_the_path
     started = next(entry for entry in logs if entry["event"] == "engine.started")
     assert (started["execution_path"], started["device"], started["max_sequences"]) == ("packed", "cpu", 64)
     assert not any(entry["event"] == "model.not_packed" for entry in logs)
+
+
+def test_keys_and_values_in_8_bits(models: Path) -> None:
+    """The layers are fused here, and decode runs them one by one; a scale that is lost moves logits by their size."""
+    found, blocks = {}, {}
+    for dtype in ("auto", "int8"):
+        engine, ready = made(models / "llama", kv_tokens=400, dtype="float32", kv_cache_dtype=dtype)
+        assert ready.execution_path == "packed"
+        assert isinstance(engine._runner, PackedRunner)
+        engine.submit(0, Submit(1, tuple(range(3, 33)), 3, prompt_logprobs=0))
+        outputs = []
+        while engine.busy:
+            outputs += [output for step in engine.step().values() for output in step.outputs]
+        assert outputs[-1].reason is FinishReason.LENGTH
+        found[dtype] = torch.tensor([each.logprob for each in outputs[0].prompt[1:]])
+        blocks[dtype] = engine._runner.cache.bytes_per_block
+    error = (found["int8"] - found["auto"]).abs().max()
+    assert 0 < error < 0.05 * found["auto"].abs().max()
+    assert blocks["int8"] < 0.6 * blocks["auto"]
+
+
+def test_a_cache_of_another_dtype_or_path_is_refused(models: Path) -> None:
+    with pytest.raises(LoadError, match="must be auto or int8, not 'fp8'"):
+        made(models / "llama", kv_cache_dtype="fp8")
+    with pytest.raises(LoadError, match="kv_cache_dtype = 'int8' is for models that run packed; this rwkv"):
+        made(models / "rwkv", kv_cache_dtype="int8")
 
 
 def test_a_model_that_fails_the_self_check_runs_per_sequence_with_a_warning(models: Path) -> None:
@@ -94,14 +122,14 @@ def test_the_cache_holds_kv_tokens_or_every_sequence_at_full_length(
 
 
 def test_the_cache_is_limited_to_a_share_of_the_free_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "available_memory", lambda: 160_000)
+    monkeypatch.setattr(runners, "available_memory", lambda: 160_000)
     engine, _ = made(models / "llama")
     cache = engine._runner.cache  # type: ignore[attr-defined]
     assert engine._scheduler.pool.count == 40_000 // cache.bytes_per_block < 64 * CONTEXT // 16
 
 
 def test_a_cache_that_does_not_fit_is_an_error(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "available_memory", lambda: 0)
+    monkeypatch.setattr(runners, "available_memory", lambda: 0)
     with pytest.raises(LoadError, match="The KV cache does not fit"):
         made(models / "llama")
 
@@ -123,11 +151,11 @@ def test_a_step_has_a_token_for_every_sequence_and_without_chunks_the_longest_pr
 def test_recurrent_states_share_the_memory_for_caches(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state of LFM2 has the 3 last inputs of 48 channels in its convolution; a token has 2 * 2 * 12 numbers."""
     state, block = 4 * 3 * 48, 4 * 16 * 2 * 2 * 12
-    monkeypatch.setattr(factory, "_cache_bytes", lambda *_: 8 * state + 10 * block)
+    monkeypatch.setattr(runners, "_cache_bytes", lambda *_: 8 * state + 10 * block)
     engine, ready = made(models / "lfm2", max_sequences=2)
     assert (ready.execution_path, ready.max_sequences) == ("packed", 2)
     assert engine._scheduler.pool.count == 10, "beside the states of 2 sequences and 4 snapshots, and 2 to spare"
-    monkeypatch.setattr(factory, "_cache_bytes", lambda *_: 4 * state)
+    monkeypatch.setattr(runners, "_cache_bytes", lambda *_: 4 * state)
     assert made(models / "lfm2", max_sequences=64, kv_tokens=64)[1].max_sequences == 2, "half is for states"
 
 
@@ -170,5 +198,8 @@ def test_engines_of_one_machine_take_its_accelerators_in_turn_and_share_its_core
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     placed = [factory._with_own_device(each) for each in options]
     assert [(each.device, each.replica_count) for each in placed] == [("cuda:0", 2), ("cuda:1", 2), ("cuda:0", 2)]
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 5)
+    placed = [factory._with_own_device(replace(each, tensor_parallel=2)) for each in options]
+    assert [(each.device, each.replica_count) for each in placed] == [("cuda:0", 2), ("cuda:2", 2), ("cuda:0", 2)]
     chosen = EngineOptions("", device="cuda:1", replica_number=0, replica_count=2)
     assert factory._with_own_device(chosen) == chosen

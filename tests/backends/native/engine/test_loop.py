@@ -48,7 +48,8 @@ class Scripted:
     execution_path = "scripted"
     lora_adapters: tuple[str, ...] = ()
     states: None = None
-    chunked = True
+    whole = "nothing"
+    sends_extra = False
 
     def __init__(self, fault: Callable[[Seq[Work]], None] = lambda _: None) -> None:
         self.fault = fault

@@ -89,6 +89,8 @@ RECURRENT: dict[str, dict[str, Any]] = {
     | {"lru_width": 48, "attention_window_size": 10, "block_types": ["recurrent", "attention"]},
 }
 """Families with recurrent state."""
+EXPERTS: dict[str, dict[str, Any]] = {"mixtral": _SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2}}
+"""Families that transformers stores with a tensor for each expert, and runs with one for all."""
 OTHERS: dict[str, dict[str, Any]] = {
     "rembert": {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     | {"input_embedding_size": 24, "output_embedding_size": 24, "intermediate_size": 64, "is_decoder": True}
@@ -109,7 +111,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 def build(family: str) -> Any:
     """Build a tiny model in float32 with its own attention; the same at every call."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **(FAMILIES | ADAPTED | RECURRENT | OTHERS)[family])
+    config = AutoConfig.for_model(family, **(FAMILIES | ADAPTED | RECURRENT | EXPERTS | OTHERS)[family])
     built = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for parameter in built.parameters():
         if parameter.dim() >= 2:
@@ -212,11 +214,11 @@ def tiny(
         runner.forget(sequence)
 
     scheduler = Scheduler(
-        BlockPool(blocks, size, caching=caching and runner.chunked),
+        BlockPool(blocks, size, caching=caching and runner.whole != "prompt"),
         step_tokens=step_tokens,
         max_sequences=max_sequences,
         max_waiting=max_waiting,
-        chunked=runner.chunked,
+        whole=runner.whole,
         on_preempted=on_preempted,
         snapshots=runner.states,
     )

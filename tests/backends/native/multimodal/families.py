@@ -124,6 +124,28 @@ def save_paligemma(folder: Path) -> Path:
     return _save(folder, config, tokens, images)
 
 
+def save_pixtral(folder: Path) -> Path:
+    """LLaVA's class with a tower for images of any size; a token for each patch."""
+    tokens = tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    config = AutoConfig.for_model(
+        "llava",
+        text_config={"model_type": "mistral", **TEXT, "head_dim": 12},
+        vision_config={"model_type": "pixtral", **VISION, "image_size": 64, "head_dim": 8},
+        image_token_index=WORDS,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    images = PixtralImageProcessorPil(size={"longest_edge": 32}, patch_size={"height": 8, "width": 8})
+    return _save(folder, config, tokens, images)
+
+
+def save_unregistered(folder: Path) -> Path:
+    """A whole prompt attends in both directions, and no class is registered that says so."""
+    file = save_paligemma(folder) / "config.json"
+    file.write_text(file.read_text().replace("PaliGemmaForConditionalGeneration", "OtherForConditionalGeneration"))
+    return folder
+
+
 def save_qwen3_vl(folder: Path) -> Path:
     """An image's features are added to several layers (DeepStack)."""
     tokens = tokenizer("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
@@ -170,6 +192,15 @@ def save_smolvlm(folder: Path) -> Path:
     return folder
 
 
-SERVED: Sequence[Callable[[Path], Path]] = (save_idefics3, save_llava_next, save_glm4v, save_qwen3_vl, save_mistral3)
+SERVED: Sequence[Callable[[Path], Path]] = (
+    save_idefics3,
+    save_llava_next,
+    save_glm4v,
+    save_qwen3_vl,
+    save_mistral3,
+    save_pixtral,
+    save_gemma3,
+    save_paligemma,
+)
 WITH_PACKAGE = {save_smolvlm: "num2words"}
 """Families whose processor in transformers needs a package that neither is required nor comes with another."""

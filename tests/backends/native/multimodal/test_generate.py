@@ -54,11 +54,7 @@ def generated(checkpoint: Checkpoint, inputs: MultiModalInputs, items: Sequence[
     names = items[0].arrays if items else ()
     arrays = {name: torch.cat([torch.from_numpy(np.array(item.arrays[name])) for item in items]) for name in names}
     arrays.pop("grid", None)  # ours, for Fuyu
-    if "image_grid_thw" in arrays:
-        kinds = torch.zeros(1, len(inputs.prompt_token_ids), dtype=torch.int)
-        for feature in inputs.features:
-            kinds[0, feature.offset : feature.offset + feature.length] = 1
-        arrays["mm_token_type_ids"] = kinds
+    arrays |= checkpoint.kinds(inputs)
     checkpoint.model.generation_config.eos_token_id = None
     with torch.inference_mode():
         ids = checkpoint.model.generate(

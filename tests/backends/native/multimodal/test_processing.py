@@ -46,7 +46,7 @@ def of_transformers(folder: Path, pixels: Any) -> dict[str, Any]:
     if "Pixtral" in type(made).__name__:
         # As `PixtralProcessor` calls it: sides are multiples of merged patches.
         config = json.loads((folder / "config.json").read_text())
-        side = config["vision_config"]["patch_size"] * config["spatial_merge_size"]
+        side = config["vision_config"]["patch_size"] * config.get("spatial_merge_size", 1)
         options["patch_size"] = {"height": side, "width": side}
     found = dict(made([pixels], **options))
     if not fuyu:

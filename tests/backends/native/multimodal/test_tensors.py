@@ -12,7 +12,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 import numpy as np
 import pytest
 import safetensors.numpy
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from backends.native.multimodal.tensors import BadTensor, read_tensor
@@ -136,6 +136,7 @@ def test_archives_and_headers_are_bounded() -> None:
 FILES = [npy(VALUES), safetensors.numpy.save({"x": VALUES}), archive(pickle.dumps(("x", 1), 2), data=b"")]
 
 
+@example(FILES[1], 10, b"\x80", 0)  # a name that is not UTF-8
 @given(st.sampled_from(FILES), st.integers(0, 200), st.binary(max_size=8), st.integers(0, 300))
 def test_a_damaged_file_is_a_tensor_or_refused(file: bytes, place: int, other: bytes, end: int) -> None:
     for damaged in (file[:place] + other + file[place + len(other) :], file[:end]):

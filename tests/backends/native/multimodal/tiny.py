@@ -21,6 +21,7 @@ from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.scheduling.sequence import Sequence as EngineSequence
 from backends.native.engine.scheduling.sequence import Work
+from backends.native.engine.scheduling.whole import image_spans, uncut
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.prompts import load_processor
@@ -112,6 +113,8 @@ class Checkpoint:
         self.model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         self.processor: BaseMultiModalProcessor[Any] = load_processor(str(folder))
         self.wrapper = MULTIMODAL_REGISTRY.lookup(self.model.config).wrap(self.model)
+        if self.model.config.model_type == "gemma3":
+            self.wrapper.whole = "image"  # as the check at load finds
 
     def item(self, seed: int, width: int = 30, height: int = 20) -> ImageItem:
         """A random processed image."""
@@ -124,15 +127,22 @@ class Checkpoint:
         names = items[0].arrays if items else ()
         arrays = {name: torch.cat([torch.from_numpy(np.array(item.arrays[name])) for item in items]) for name in names}
         arrays.pop("grid", None)  # ours, for Fuyu
-        if "image_grid_thw" in arrays:
-            kinds = torch.zeros(1, len(inputs.prompt_token_ids), dtype=torch.int)
-            for feature in inputs.features:
-                is_embed = torch.tensor(list(feature.is_embed or b"\1" * feature.length), dtype=torch.int)
-                kinds[0, feature.offset : feature.offset + feature.length] = is_embed
-            arrays["mm_token_type_ids"] = kinds
+        arrays |= self.kinds(inputs)
         with torch.inference_mode():
             logits: Tensor = self.model(torch.tensor([inputs.prompt_token_ids]), **arrays, use_cache=False).logits[0]
         return logits
+
+    def kinds(self, inputs: MultiModalInputs) -> dict[str, Tensor]:
+        """Which tokens stand for images, as an argument of models that take it."""
+        kinds = torch.zeros(1, len(inputs.prompt_token_ids), dtype=torch.int)
+        name = {"gemma3": "token_type_ids", "paligemma": "token_type_ids"}.get(self.model.config.model_type)
+        if name is None and hasattr(self.model.model, "get_rope_index") and inputs.features:
+            name = "mm_token_type_ids"
+        # PaliGemma's say which tokens belong to the answer: none.
+        for feature in inputs.features if self.model.config.model_type != "paligemma" else ():
+            is_embed = torch.tensor(list(feature.is_embed or b"\1" * feature.length), dtype=torch.int)
+            kinds[0, feature.offset : feature.offset + feature.length] = is_embed
+        return {} if name is None else {name: kinds}
 
     def packed(
         self, prompts: Sequence[MultiModalInputs], chunk: int = 1000, embedder: Embedder | None = None
@@ -153,13 +163,23 @@ class Checkpoint:
 def _run(runner: PackedRunner, sequences: list[EngineSequence], chunk: int) -> list[Tensor]:
     logits: list[list[Tensor]] = [[] for _ in sequences]
     while any(sequence.pending for sequence in sequences):
-        works = [Work(s, s.computed, min(chunk, s.pending), samples=s.pending <= chunk) for s in sequences if s.pending]
+        works = [_work(runner, each, chunk) for each in sequences if each.pending]
         with torch.inference_mode():
             rows = runner.run(works).split([work.wanted for work in works])
         for work, found in zip(works, rows, strict=True):
             logits[work.sequence.arrival].append(found)
             work.sequence.computed += work.count
     return [torch.cat(found) for found in logits]
+
+
+def _work(runner: PackedRunner, sequence: EngineSequence, chunk: int) -> Work:
+    """About `chunk` tokens, as the scheduler would cut them."""
+    start, count = sequence.computed, min(chunk, sequence.pending)
+    if runner.whole == "image":
+        count = uncut(image_spans(sequence.request.features), start, count, sequence.pending)
+    elif runner.whole == "prompt":
+        count = sequence.pending
+    return Work(sequence, start, count, samples=count == sequence.pending)
 
 
 def mutated(feature: Feature, **fields: Any) -> Feature:

@@ -36,6 +36,7 @@ def template(**fields: Any) -> dict[str, Any]:
     return TEMPLATE | {"fields": TEMPLATE["fields"] | fields}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls",
     [
@@ -67,6 +68,7 @@ def _named(function: dict[str, Any]) -> tuple[str, Any]:
     return function["name"], function["arguments"]
 
 
+@pytest.mark.slow
 def test_a_limit_leaves_no_markup() -> None:
     family = read_response_template(TEMPLATE)
     text = written(family.calls[0], CALLS[:1])

@@ -104,6 +104,7 @@ async def test_the_report_names_the_requests_that_differ_and_shows_texts_only_if
         assert texts == (("user: Hi", ONE, TWO) if text else ("", "", ""))
 
 
+@pytest.mark.slow
 async def test_answers_that_are_identical_are_no_examples() -> None:
     app, *_ = application(arm="one")
     async with running(app) as client:
@@ -153,6 +154,7 @@ async def test_both_arms_have_the_same_seed_and_prompt(path: str) -> None:
     assert len(arm.asked) == len(control.asked) == 16  # an answer and one score each: they say the same
 
 
+@pytest.mark.slow
 async def test_what_a_client_is_sent_is_the_same_with_and_without() -> None:
     answers = []
     for share in (1.0, 1e-9):
@@ -201,6 +203,7 @@ async def test_a_pair_that_fails_is_counted_and_nobody_hears_of_it(control: str,
         assert backend.active == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("control", "arm", "asked"), [("many", "two", 0), ("one", "many", 1)])
 async def test_what_is_too_long_is_not_paired(control: str, arm: str, asked: int) -> None:
     """Nor is more generated for a pair than it may have."""
@@ -220,6 +223,7 @@ async def test_arms_that_mean_other_things_by_a_token_are_not_paired() -> None:
     assert arm.asked == []
 
 
+@pytest.mark.slow
 async def test_pairs_over_the_limit_and_of_a_dead_arm_are_dropped() -> None:
     app, _, arm = application(arm="hang", paired=Paired(share=1.0, max_concurrent_requests=2))
     async with running(app) as client:
@@ -234,6 +238,7 @@ async def test_pairs_over_the_limit_and_of_a_dead_arm_are_dropped() -> None:
     assert arm.active == 0
 
 
+@pytest.mark.slow
 async def test_no_pair_is_made_of_what_the_control_has_not_answered() -> None:
     app, *_ = application(control="error-after-3")
     async with running(app) as client:

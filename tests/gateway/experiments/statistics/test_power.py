@@ -23,6 +23,7 @@ def test_the_number_of_requests_and_the_effect_belong_together() -> None:
     assert detectable_effect(0.25, HALVES, 0, 0.05) == inf
 
 
+@pytest.mark.slow
 def test_the_planned_number_of_requests_has_the_promised_power() -> None:
     needed = requests_for(-0.05, 0.09, HALVES, 0.05)
     assert needed is not None

@@ -30,6 +30,7 @@ def worker(folder: Path, slot: str | None = None) -> Litestar:
     return create_app(config, {"s": ScriptedBackend("s")}, folder, slot)
 
 
+@pytest.mark.slow
 async def test_feedback_is_counted_for_the_arm_whichever_worker_receives_it(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as one, running(worker(tmp_path)) as two:
         for value in (1.0, 0.0):
@@ -132,6 +133,7 @@ async def test_feedback_that_cannot_be_counted_is_refused(
         assert word in refused.json()["error"]["message"]
 
 
+@pytest.mark.slow
 async def test_feedback_by_the_clients_own_id_and_within_bounds(tmp_path: Path) -> None:
     async with running(worker(tmp_path)) as client:
         body = {"messages": MESSAGES, "client_request_id": "mine", "user": unit_for("b")}
@@ -146,6 +148,7 @@ async def test_feedback_by_the_clients_own_id_and_within_bounds(tmp_path: Path) 
             assert refused.status_code == 400
 
 
+@pytest.mark.slow
 async def test_only_the_key_that_asked_may_send_feedback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEYS", "one,two")
     endpoints = {"chat": LIKED}

@@ -33,6 +33,7 @@ def operation(made: dict[str, Any], route: Route) -> dict[str, Any]:
     return made["paths"][re.sub(r":\w+}", "}", route.path)][route.method.lower()]
 
 
+@pytest.mark.slow
 def test_every_route_of_every_protocol_is_in_it(made: dict[str, Any]) -> None:
     for protocol, route in routes(adapters()):
         described = operation(made, route)
@@ -104,5 +105,6 @@ def test_the_ways_to_send_a_key(made: dict[str, Any]) -> None:
     assert "security" not in made["paths"]["/metrics"]["get"]
 
 
+@pytest.mark.slow
 def test_it_is_the_same_at_every_start() -> None:
     assert document(adapters()) == document(adapters())

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
+import pytest
 
 from tests.gateway.serving import listening, scripted
 
@@ -17,6 +18,7 @@ async def lines(client: httpx.AsyncClient, url: str) -> AsyncIterator[str]:
             yield line
 
 
+@pytest.mark.slow
 async def test_a_tab_learns_of_changes_and_ends_with_the_server() -> None:
     app, backend = scripted("echo")
     async with httpx.AsyncClient(timeout=20) as client, listening(app) as port:

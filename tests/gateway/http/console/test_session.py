@@ -48,6 +48,7 @@ async def test_a_wrong_key_is_refused_also_where_none_is_needed(monkeypatch: pyt
         assert (await session(client, "wrong")).status_code == 401
 
 
+@pytest.mark.slow
 async def test_what_the_console_reads_is_no_request_and_what_it_asks_counts_in_no_experiment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -64,3 +65,18 @@ async def test_what_the_console_reads_is_no_request_and_what_it_asks_counts_in_n
         assert {arm: found["exposures"] for arm, found in (await figures(client)).items()} == {"a": 0, "b": 0}
         await chat(client)
         assert sum(found["exposures"] for found in (await figures(client)).values()) == 1
+
+
+@pytest.mark.slow
+async def test_tabs_share_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(application(monkeypatch)) as client:
+
+        async def exposures(**more: str) -> int:
+            found = await client.get("/v1/console/experiment", params={"endpoint": "chat", **more})
+            return sum(arm["exposures"] for arm in found.json()["report"]["arms"])
+
+        assert await exposures(shared="") == 0
+        await chat(client)
+        assert [await exposures(shared=""), await exposures(), await exposures(shared="")] == [0, 1, 1]
+        missing = await client.get("/v1/console/experiment", params={"endpoint": "absent", "shared": ""})
+        assert missing.status_code == 404

@@ -59,6 +59,7 @@ async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"(?m)^([^# ].*) (\S+)$", text)}
 
 
+@pytest.mark.slow
 async def test_attempts_are_counted_with_their_outcomes_and_retries() -> None:
     first = iter([True])
     async with asking(lambda _: (Reset(),) if next(first, False) else (WHOLE,)) as (client, _, _):
@@ -72,6 +73,7 @@ async def test_attempts_are_counted_with_their_outcomes_and_retries() -> None:
     assert found['gw_backend_breaker_open{backend="far"}'] == 0.0
 
 
+@pytest.mark.slow
 async def test_the_time_between_chunks_of_a_remote_stream_is_counted() -> None:
     async with asking(lambda _: STREAMED) as (client, _, _):
         answer = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})

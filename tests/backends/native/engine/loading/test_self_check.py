@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlavaConfig, LlavaForConditionalGeneration
+from transformers import AutoConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Kernel
 from backends.native.engine.attention.kv_cache import LayerCache
@@ -124,3 +124,22 @@ def test_a_large_configuration_becomes_small_and_keeps_its_kinds() -> None:
     assert small.layer_types == ["sliding_attention"] * 5 + ["full_attention"]
     assert (small.num_attention_heads, small.num_key_value_heads, small.hidden_size) == (4, 2, 512)
     assert config.num_hidden_layers == 12
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("kimi_linear", {"linear_num_heads": 2}),
+        ("mamba2", {"chunk_size": 16}),
+        ("falcon_h1", {"mamba_chunk_size": 16}),
+        ("olmo_hybrid", {"linear_num_key_heads": 2, "linear_num_value_heads": 2}),
+        (
+            "qwen3_5_text",
+            {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+        ),  # two value heads to a key head stay
+        ("xlstm", {"chunk_size": 64}),  # no recurrent state of its name
+    ],
+)
+def test_recurrent_layers_of_the_small_copy_are_small(family: str, sizes: dict[str, int]) -> None:
+    small = shrunken_config(AutoConfig.for_model(family), few_heads=True, few_layers=True)
+    assert {name: getattr(small, name) for name in sizes} == sizes

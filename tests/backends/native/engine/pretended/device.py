@@ -47,6 +47,14 @@ _INDEXING = {
 }
 # Inference mode hands composite operations over whole. These are one kernel on a device; others are decomposed.
 _WHOLE = {aten.scaled_dot_product_attention.default, aten.linear.default, aten.matmul.default}
+_ALLOCATIONS = {
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+"""They take memory and start no kernel."""
 _PINNING = {aten.pin_memory.default, aten._pin_memory.default}
 
 
@@ -128,6 +136,7 @@ class PretendedDevice(TorchDispatchMode):
         self._pinned: dict[int, Tensor] = {}
         self._late: list[tuple[Tensor, Tensor]] = []
         self._leaving: list[tuple[Tensor, Tensor]] = []
+        self._recorded: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
         load_guard()
@@ -176,8 +185,34 @@ class PretendedDevice(TorchDispatchMode):
         if any(isinstance(each, Tensor) and not isinstance(each, DeviceTensor) for each in arguments):
             raise Refused(f"the kernel {name} was given a tensor on the host")
         self._started(name, [each for each in arguments if isinstance(each, Tensor)])
+        raw = [each.raw if isinstance(each, DeviceTensor) else each for each in arguments]
+        if self._recorded is not None:
+            self._recorded.append(lambda: function(*raw))
         with _disable_current_modes():
-            function(*[each.raw if isinstance(each, DeviceTensor) else each for each in arguments])
+            function(*raw)
+
+    def capture(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Record what `step` starts; return what starts the same again, on the same addresses, and its result.
+
+        Raises:
+            Refused: the step waits or copies.
+        """
+        waits, copies = self.trace.waits.total(), self.trace.copies.total()
+        recorded = self._recorded = []
+        try:
+            found = step()
+        finally:
+            self._recorded = None
+        if (waits, copies) != (self.trace.waits.total(), self.trace.copies.total()):
+            raise Refused("a step that waits or copies was captured")
+
+        def replay() -> None:
+            self.trace.kernels["replay", line_of_ours()] += 1
+            with _disable_current_modes():
+                for operation in recorded:
+                    operation()
+
+        return replay, found
 
     def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one operation of torch."""
@@ -201,14 +236,14 @@ class PretendedDevice(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             on_device = False
         if on_device and not _is_view(func):
-            self._started(str(func), tensors)
+            self._started(str(func), tensors, kernels=int(func not in _ALLOCATIONS))
         found = self._on_cpu(func, args, kwargs)
         if kwargs.get("pin_memory"):
             self._pinned[found.untyped_storage().data_ptr()] = found
         return self._wrapped(found, tensors) if on_device else found
 
-    def _started(self, name: str, tensors: list[Tensor]) -> None:
-        self.trace.kernels[name, line_of_ours()] += 1
+    def _started(self, name: str, tensors: list[Tensor], kernels: int = 1) -> None:
+        self.trace.kernels[name, line_of_ours()] += kernels
         self.trace.operations.append((name, tuple(tuple(each.shape) for each in tensors)))
 
     def _pin(self, func: Any, tensor: Tensor) -> Any:
@@ -307,7 +342,10 @@ class PretendedDevice(TorchDispatchMode):
             # Transformers counts the tokens of experts so off the CPU, which has this for floats only.
             if func is aten.histc.default:
                 return func(given[0].float(), *given[1:], **named).to(given[0].dtype)
-            return func(*given, **named)
+            made = func(*given, **named)
+        if self._recorded is not None:
+            self._recorded.append(lambda: _again(func, given, named, made))
+        return made
 
     def _wrapped(self, found: Any, tensors: list[Tensor]) -> Any:
         # An operation in place returns the very wrapper that it was given.
@@ -330,6 +368,15 @@ class _Decomposing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._of.run(func, args, kwargs or {})
+
+
+def _again(func: Any, given: Any, named: dict[str, Any], made: Any) -> None:
+    """Run an operation again, and leave its results where they were."""
+    results = zip(tree_leaves(made), tree_leaves(func(*given, **named)), strict=True)
+    for before, now in results:
+        # Views and operations in place have left them there.
+        if isinstance(before, Tensor) and before.data_ptr() != now.data_ptr():
+            before.copy_(now)
 
 
 def address(tensor: Tensor) -> int:

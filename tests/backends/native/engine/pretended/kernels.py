@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +14,15 @@ from backends.native.engine.attention import accelerated
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
 from backends.native.engine.attention.kv_cache import LayerCache
 from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.layers import accelerated as accelerated_layers
+from backends.native.engine.layers import reference
+from backends.native.engine.sampling import accelerated as accelerated_sampling
+from backends.native.engine.sampling import gumbel
 from tests.backends.native.engine.pretended.device import PretendedDevice
 
 
 def pretend_triton(patch: pytest.MonkeyPatch, device: PretendedDevice) -> None:
-    """Have Triton's attention run on `device`."""
+    """Have Triton's routines run on `device`."""
 
     def paged_attention(
         queries: Tensor,
@@ -36,6 +42,40 @@ def pretend_triton(patch: pytest.MonkeyPatch, device: PretendedDevice) -> None:
 
     patch.setattr(accelerated, "_routine", lambda: paged_attention)
     patch.setattr(accelerated, "is_right", lambda *_: True)
+    patch.setattr(accelerated_sampling, "_routine", lambda: partial(_add_noise, device))
+    patch.setattr(accelerated_sampling, "is_right", lambda _: True)
+    patch.setattr(accelerated_layers, "_routine", lambda name: partial(_launched, device, name))
+    patch.setattr(accelerated_layers, "right_ones", lambda *_: frozenset(accelerated_layers.NAMES))
+
+
+def _add_noise(device: PretendedDevice, scores: Tensor, keys: Tensor) -> None:
+    device.launch("add_noise", gumbel.add_gumbel_noise, scores, keys)
+
+
+def _launched(device: PretendedDevice, name: str, *given: Any) -> Any:
+    """A routine of fused layers as one kernel, by torch's equivalent."""
+    routine = getattr(reference, name)
+    if name == "rotate_and_store":
+        *first, (query_norm, key_norm), slots, keys, values, heads, epsilon = given
+        norms = () if query_norm is None else (query_norm, key_norm)
+
+        def rotate(*raw: Any) -> None:
+            routine(*raw[:3], raw[6:] or (None, None), *raw[3:6], heads, epsilon)
+
+        device.launch(name, rotate, *first, slots, keys, values, *norms)
+        return None
+    numbers = [each for each in given if isinstance(each, Tensor)]
+    plain = given[len(numbers) :]  # an epsilon
+    width = given[0].shape[-1] // (2 if name.endswith("_and_mul") else 1)
+    made = [given[0].new_empty(*given[0].shape[:-1], width) for _ in range(2 if name == "add_rms_norm" else 1)]
+
+    def compute(*raw: Any) -> None:
+        found = routine(*raw[len(made) :], *plain)
+        for target, each in zip(raw, found if isinstance(found, tuple) else (found,), strict=False):
+            target.copy_(each)
+
+    device.launch(name, compute, *made, *numbers)
+    return tuple(made) if len(made) > 1 else made[0]
 
 
 def _attend(*raw: object) -> None:

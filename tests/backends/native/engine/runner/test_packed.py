@@ -11,7 +11,8 @@ from torch import Tensor
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
 from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.reference import reference_kernel
-from backends.native.engine.runner.packed import PackedRunner, wanted_rows
+from backends.native.engine.runner.pack import wanted_rows
+from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.tiny import build, plain, prompt

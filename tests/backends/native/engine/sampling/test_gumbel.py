@@ -64,7 +64,7 @@ def test_rows_and_positions_do_not_correlate() -> None:
         assert float(correlations.abs().max()) < 0.04
 
 
-@pytest.fixture(params=IMPLEMENTATIONS, ids=lambda each: each.name)
+@pytest.fixture(params=[each for each in IMPLEMENTATIONS if each.name != "triton"], ids=lambda each: each.name)
 def add_noise(request: pytest.FixtureRequest) -> Any:
     if not request.param.supports(torch.zeros(1, 1)):
         pytest.skip("missing tool: g++")

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Overloaded, Refused, Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
-from backends.native.protocol.messages import Submit
+from backends.native.protocol.messages import Feature, Submit, Whole
 
 
 def sequence(
@@ -182,7 +182,7 @@ def test_a_sequence_is_not_admitted_into_the_blocks_that_running_ones_need_next(
 
 
 def test_without_chunking_a_prompt_waits_for_a_step_that_holds_all_of_it() -> None:
-    s = scheduler(chunked=False, step_tokens=12, max_sequences=4)
+    s = scheduler(whole="prompt", step_tokens=12, max_sequences=4)
     s.add(sequence(0, 10))
     s.add(sequence(1, 10))
     assert step(s) == [(0, 0, 10)]
@@ -260,18 +260,19 @@ class Interleavings(RuleBasedStateMachine):
         blocks=st.integers(3, 12),
         size=st.integers(1, 4),
         step_tokens=st.integers(3, 12),
-        chunked=st.booleans(),
+        whole=st.sampled_from(("nothing", "image", "prompt")),
         caching=st.booleans(),
     )
-    def start(self, blocks: int, size: int, step_tokens: int, chunked: bool, caching: bool) -> None:
-        self.pool = BlockPool(blocks, size, caching=caching and chunked)
-        self.step_tokens = step_tokens if chunked else blocks * size + 3
+    def start(self, blocks: int, size: int, step_tokens: int, whole: Whole, caching: bool) -> None:
+        self.pool = BlockPool(blocks, size, caching=caching and whole != "prompt")
+        self.whole = whole
+        self.step_tokens = step_tokens if whole != "prompt" else blocks * size + 3
         self.scheduler = Scheduler(
             self.pool,
             step_tokens=self.step_tokens,
             max_sequences=3,
             max_waiting=5,
-            chunked=chunked,
+            whole=whole,
             prompt_logprob_chunk=2,
         )
         self.slots: dict[int, tuple[int, ...]] = {}  # slot -> the tokens up to and with the one it holds
@@ -284,16 +285,21 @@ class Interleavings(RuleBasedStateMachine):
         new=st.integers(1, 8),
         priority=st.integers(0, 1),
         prompt_logprobs=st.sampled_from([-1, -1, 0]),
+        image=st.tuples(st.integers(0, 9), st.integers(1, 6)),
     )
-    def submit(self, prompt: list[int], new: int, priority: int, prompt_logprobs: int) -> None:
+    def submit(self, prompt: list[int], new: int, priority: int, prompt_logprobs: int, image: tuple[int, int]) -> None:
         added = sequence(self.arrivals, tuple(prompt), new, priority, prompt_logprobs)
+        offset, length = image
+        if self.whole == "image" and offset + length <= len(prompt):
+            added.request = replace(added.request, features=(Feature(b"image", offset, length, b"", ()),))
         self.arrivals += 1
         try:
             self.scheduler.add(added)
         except Overloaded:
             assert len(self.scheduler.waiting) >= 5
         except Refused:
-            assert len(prompt) + new > self.pool.count * self.pool.size
+            too_long = bool(added.request.features) and length > self.step_tokens - 3
+            assert too_long or len(prompt) + new > self.pool.count * self.pool.size
         else:
             self.live.append(added)
 
@@ -318,6 +324,10 @@ class Interleavings(RuleBasedStateMachine):
             assert bool(works) == bool(self.live), "at least the first sequence in order makes progress"
         assert sum(work.count for work in works) <= self.step_tokens
         assert len({work.sequence for work in works}) == len(works)
+        for work in works:
+            for image in work.sequence.request.features:
+                end = work.start + work.count
+                assert not image.offset < end < image.offset + image.length, "no image is cut"
         if first in self.scheduler.waiting and len(self.scheduler.running) == 3:
             last = self.scheduler.running[-1]
             assert first.request.priority <= last.request.priority, (
@@ -335,13 +345,18 @@ class Interleavings(RuleBasedStateMachine):
                 if work.sequence.generated == work.sequence.request.max_new_tokens:
                     self.end(work.sequence)
 
-    def prompt_blocks(self, work: Work) -> list[tuple[int, ...]]:
+    def prompt_blocks(self, work: Work) -> list[tuple[Any, ...]]:
         """The shareable blocks of a prompt that are full after the work, by their content."""
         prompt, size = work.sequence.request.prompt, self.pool.size
         if work.sequence.scores_prompt or not self.pool.caching:
             return []
         ends = range(work.start // size * size + size, work.start + work.count + 1, size)
-        return [prompt[:end] for end in ends if end < len(prompt)]
+        images = work.sequence.request.features
+        return [
+            (*prompt[:end], *((each.offset, each.length) for each in images if each.offset < end))
+            for end in ends
+            if end < len(prompt)
+        ]
 
     def write(self, work: Work) -> None:
         """Check that all tokens before the work are in the cache, then write those of the work."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from backends.native.protocol.messages import (
     Failed,
     FromEngine,
     Loading,
+    Manage,
+    Managed,
     Message,
     Ping,
     Pong,
@@ -130,6 +133,33 @@ def test_a_process_from_start_to_stop(models: Path, tmp_path: Path) -> None:
         assert all(isinstance(message, Step) for message in first.read(1000))
         first.socket.close()
         assert not socket.exists()
+
+
+@pytest.mark.slow
+def test_a_model_on_two_ranks_answers_as_on_one_and_ends_with_either(models: Path, tmp_path: Path) -> None:
+    socket = tmp_path / "engine.sock"
+    requests = [Submit(seq, prompt(9 + seq, seq), 12) for seq in range(3)]
+    with process(socket, models / "llama", "--tensor-parallel", "2") as started:
+        worker = connect(socket)
+        assert isinstance(read_until(worker, Ready)[-1], Ready)
+        for round_ in range(2):
+            for request, answer in zip(requests, answers(worker, requests).values(), strict=True):
+                assert answer.ids == reference("llama", request.prompt, 12).ids
+            if not round_:
+                worker.send(Manage(1, "sleep", level=2))
+                refusal, *_ = read_until(worker, Managed)
+                assert isinstance(refusal, Managed)
+                assert "sleeps at level 1" in (refusal.error or "")
+                worker.send(Manage(2, "sleep"))
+                read_until(worker, Ready)
+                worker.send(Manage(3, "wake"))
+                read_until(worker, Managed)
+        worker.send(Submit(9, prompt(3, 9), CONTEXT - 3))
+        assert isinstance(worker.read(1)[0], Step)
+        (rank,) = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
+        os.kill(int(rank), signal.SIGKILL)
+        assert started.wait(TIMEOUT) == 1
+        worker.socket.close()
 
 
 def test_a_process_that_cannot_load_says_why_and_exits(tmp_path: Path) -> None:

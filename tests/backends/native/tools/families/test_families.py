@@ -136,14 +136,12 @@ def test_grammars_hold_calls(family: Family, tags_are_tokens: bool) -> None:
     assert (fits(free, plain), fits(required, plain)) == (True, False)
     if not form.at_start and not any(family.text):
         assert fits(free, f"Sure, 1 < 2.\n{text}")
-    try:
-        either = grammar(grammar=Grammar("json_object"))
-    except UnsupportedFeature:
-        assert (form.at_start, form.in_object, tags_are_tokens) == (True, True, False)
-    else:
-        assert fits(either, f'{family.text[0]}{{"a": 1}}{family.text[1]}')
-        before = form.before if form.at_start and not family.text[0] and tags_are_tokens else ""
-        assert fits(either, before + text)
+    either = grammar(grammar=Grammar("json_object"))
+    assert fits(either, f'{family.text[0]}{{"a": 1}}{family.text[1]}')
+    before = form.before if form.at_start and not family.text[0] and tags_are_tokens else ""
+    # Where calls are objects, too, there is one at most.
+    alone = form.at_start and form.in_object and not before
+    assert fits(either, before + (written(form, CALLS[:1]) if alone else text))
 
 
 PERSON = {
@@ -178,6 +176,31 @@ def test_calls_that_are_the_whole_answer_beside_a_format(name: str) -> None:
     # Only a call that is an object must be kept apart by the properties.
     assert fits('{"name": "get_weather", "age": 1, "parameters": {"city": "Paris"}}') is (name != "llama3_json")
     assert not fits("Hello")
+
+
+@pytest.mark.slow
+def test_an_object_is_a_call_by_its_arguments() -> None:
+    """`json_object` beside calls that are JSON objects: the member with the arguments makes a call."""
+    encoder, grammars = tokenizer(())
+    family = BY_NAME["llama3_json"]
+    request = Generate(id="r", model="m", prompts=(), tools=TOOLS, grammar=Grammar("json_object"))
+    source = answer_grammar(request, family, Tags(grammars.tags))
+    assert source is not None
+
+    def fits(text: str) -> bool:
+        matcher = grammars.compile(source)
+        ids = encoder.encode(text, add_special_tokens=False)
+        return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+    for text in ("{}", '{"name": "get_weather"}', '{"name": "get_weather", "b": {"parameters": 1}}'):
+        assert fits(text)
+        for pieces in ([text], list(text)):
+            assert (read(family, pieces).text, read(family, pieces).tool_calls) == (text, ())
+    call = written(family.calls[0], CALLS[:1])
+    assert fits(call)
+    assert calls_of(read(family, list(call))) == [*CALLS[:1]]
+    for other in (call.replace("get_weather", "get_other"), '{"parameters": 1}', '{"arguments": {}}', "[]", "Hello"):
+        assert not fits(other)
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ async def test_the_client_of_openai_reads_usage_and_costs(tmp_path: Path) -> Non
     assert [each.api_key_id for bucket in own.data for each in bucket.results] == [ids["team"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "name"),
     [

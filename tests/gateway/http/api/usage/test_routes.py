@@ -96,6 +96,7 @@ async def test_a_record_has_who_what_how_much_and_how_it_ended(tmp_path: Path) -
     assert not {"input", "output"} & record.keys()
 
 
+@pytest.mark.slow
 async def test_texts_and_users_are_kept_only_where_the_operator_says_so(tmp_path: Path) -> None:
     async with serving(tmp_path, text=True, users="plain") as client:
         await ask(client, user="al\0ice")
@@ -119,12 +120,14 @@ async def test_failures_are_recorded_and_requests_for_nothing_are_not(tmp_path: 
     assert (record["prompt_tokens"], record["cost"]) == (None, 0.0)
 
 
+@pytest.mark.slow
 async def test_an_endpoint_whose_usage_is_not_tracked_has_no_records(tmp_path: Path) -> None:
     async with serving(tmp_path, tracked=False) as client:
         await ask(client)
         assert (await usage(client))["data"][0]["requests"] == 0
 
 
+@pytest.mark.slow
 async def test_clients_of_databricks_turn_the_tracking_of_an_endpoint_off_and_on(tmp_path: Path) -> None:
     file = keys_file(tmp_path / "keys.json")
     root = new_key(file, "root", roles=("admin",))
@@ -175,6 +178,7 @@ async def test_sums_by_group_filters_and_pages(tmp_path: Path) -> None:
         assert (await usage(client, end="2020-01-01"))["data"][0]["requests"] == 0
 
 
+@pytest.mark.slow
 async def test_a_key_sees_its_own_records_and_an_admin_all(tmp_path: Path) -> None:
     file = keys_file(tmp_path / "keys.json")
     one, two, root = new_key(file, "one"), new_key(file, "two"), new_key(file, "root", roles=("admin",))
@@ -197,6 +201,7 @@ async def test_a_key_sees_its_own_records_and_an_admin_all(tmp_path: Path) -> No
             assert (await client.get(path, headers={"authorization": "Bearer x"})).status_code == 401
 
 
+@pytest.mark.slow
 async def test_a_new_key_of_the_same_name_does_not_see_the_former_ones_records(tmp_path: Path) -> None:
     file = keys_file(tmp_path / "keys.json")
     old = new_key(file, "team")
@@ -208,6 +213,7 @@ async def test_a_new_key_of_the_same_name_does_not_see_the_former_ones_records(t
         assert (await usage(client, new))["data"][0]["requests"] == 0
 
 
+@pytest.mark.slow
 async def test_csv_has_exact_costs_and_no_formulas(tmp_path: Path) -> None:
     async with serving(tmp_path, users="plain") as client:
         await ask(client, user='=HYPERLINK("http://x","y")')
@@ -225,6 +231,7 @@ async def test_csv_has_exact_costs_and_no_formulas(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 async def test_parquet_has_types(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason=missing("pyarrow"))
     async with serving(tmp_path) as client:
@@ -247,6 +254,7 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BAD)
 async def test_a_wrong_parameter_is_refused_by_name(tmp_path: Path, case: str) -> None:
     query, name = BAD[case]
@@ -265,6 +273,7 @@ async def test_a_server_without_usage_says_so(tmp_path: Path) -> None:
     assert "[usage]" in answer.text
 
 
+@pytest.mark.slow
 async def test_requests_go_on_while_the_database_is_away(tmp_path: Path) -> None:
     (tmp_path / "usage.sqlite3").mkdir()
     async with serving(tmp_path) as client:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.sse import Event, EventReader, guard
+from adapters.formats.sse import Event, EventReader, guard
 from schemas.errors import BackendFailed
 from tests.adapters.laws import splits, texts
 

@@ -5,7 +5,7 @@ Source: the NDJSON specification, version 1.0.
 
 from __future__ import annotations
 
-from adapters.sse import Event
+from adapters.formats.sse import Event
 from schemas.errors import BackendFailed, Fault
 
 

@@ -1,14 +1,21 @@
-"""The common part of all stream decoders: frames (server-sent events, or lines of JSON) to events of the IR.
+"""The common part of all stream decoders: frames to events of the IR.
+
+Frames are server-sent events, lines of JSON or messages of gRPC.
 
 A frame is decoded as a whole or not at all. A faulty frame loses none of those before it: their events are in `before`.
 """
 
 from __future__ import annotations
 
-from adapters.ndjson import LineReader
-from adapters.sse import EventReader
+from typing import TypeAlias
+
+from adapters.formats.length_prefixed import MessageReader
+from adapters.formats.ndjson import LineReader
+from adapters.formats.sse import EventReader
 from schemas.errors import GatewayError
 from schemas.ir import Event, Events
+
+Frames: TypeAlias = LineReader | MessageReader
 
 
 class FrameReader:
@@ -23,8 +30,8 @@ class FrameReader:
 
     before: Events = ()
 
-    def __init__(self, frames: LineReader | None = None) -> None:
-        self._frames: EventReader | LineReader = EventReader() if frames is None else frames
+    def __init__(self, frames: Frames | None = None) -> None:
+        self._frames: EventReader | Frames = EventReader() if frames is None else frames
 
     def feed(self, data: bytes) -> Events:
         """The events completed by these bytes.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.multipart import form_field, is_form, with_field
+from adapters.formats.multipart import form_field, is_form, with_field
 from schemas.errors import MalformedBody
 
 TYPE = 'multipart/form-data; boundary="x-1"'

@@ -1,0 +1,71 @@
+"""Items of the Responses API as messages of the IR."""
+
+from __future__ import annotations
+
+from adapters.calls import read_signature
+from adapters.openai.inbound.checks import missing, not_one_of
+from adapters.openai.inbound.parts import image_part
+from schemas import responses as wire
+from schemas.errors import UnsupportedFeature
+from schemas.ir import Message, Part, TextPart, ToolCall
+
+_ROLES = ("system", "developer", "user", "assistant")
+
+
+def append(messages: list[Message], message: Message | None) -> None:
+    """Append a message. Tool calls are items of their own here; in the IR they belong to the assistant's message."""
+    if message is None:
+        return
+    # Parallel calls, and a text before them, become one message, which chat templates need.
+    if message.tool_calls and messages and messages[-1].role == "assistant":
+        last = messages.pop()
+        message = Message("assistant", last.content, tool_calls=(*last.tool_calls, *message.tool_calls))
+    messages.append(message)
+
+
+def read_message(item: wire.Item, param: str) -> Message | None:
+    """The message of an item; None for reasoning, which is not sent to a model again.
+
+    Raises:
+        schemas.errors.InvalidRequest: the item is wrong, or of a kind that is not supported; `param` names its place.
+    """
+    if item.type == "message":
+        if item.role not in _ROLES:
+            raise not_one_of(f"{param}.role", str(item.role), _ROLES)
+        if item.content is None:
+            raise missing(f"{param}.content")
+        return Message(item.role or "", _content(item.content, f"{param}.content"))
+    if item.type == "function_call":
+        if item.call_id is None or item.name is None:
+            raise missing(f"{param}.{'name' if item.name is None else 'call_id'}")
+        call = ToolCall(item.call_id, item.name, item.arguments or "{}", read_signature(item.extra_content))
+        return Message("assistant", None, tool_calls=(call,))
+    if item.type == "function_call_output":
+        if item.call_id is None:
+            raise missing(f"{param}.call_id")
+        return Message("tool", _content(item.output or "", f"{param}.output"), tool_call_id=item.call_id)
+    if item.type == "reasoning":
+        return None
+    message = f"Items of type '{item.type}' are not supported."
+    raise UnsupportedFeature(message, feature=item.type, param=f"{param}.type")
+
+
+def _content(content: str | tuple[wire.Part, ...], param: str) -> str | tuple[Part, ...]:
+    if isinstance(content, str):
+        return content
+    return tuple(_part(part, f"{param}[{place}]") for place, part in enumerate(content))
+
+
+def _part(part: wire.Part, param: str) -> Part:
+    if part.type == "input_image":
+        if part.image_url is None:
+            raise missing(f"{param}.image_url")
+        return image_part(part.image_url, part.detail)
+    # Items of an assistant come back as `output_text` and `refusal`, as they were answered.
+    if part.type not in ("input_text", "output_text", "text", "refusal"):
+        message = f"Content of type '{part.type}' is not supported."
+        raise UnsupportedFeature(message, feature=part.type, param=f"{param}.type")
+    text = part.refusal if part.type == "refusal" else part.text
+    if text is None:
+        raise missing(f"{param}.text")
+    return TextPart(text)

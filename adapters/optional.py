@@ -1,0 +1,121 @@
+"""Parts of adapters that only some protocols have. The gateway asks by `isinstance` whether a codec has one."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from adapters.base import (
+    Call,
+    Outbound,
+    Record,
+    Reply,
+    Route,
+    StreamEncoder,
+)
+from adapters.objects import Follow, Steps
+from schemas.ir import Embed, Embeddings
+from schemas.origin import Relay
+from schemas.scores import Score, Scores
+
+
+@runtime_checkable
+class RecordingEncoder(Protocol):
+    """A `StreamEncoder` whose answer may be stored, before the bytes of its end are sent."""
+
+    record: Record | None
+    """The record to store; None before the end of the stream, and if nothing is stored."""
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """The begin of an answer in the background: its record, number and bytes of its events, and the client's reply."""
+
+    record: Record
+    number: int
+    events: bytes
+    reply: Reply
+
+
+@runtime_checkable
+class DetachableEncoder(StreamEncoder, Protocol):
+    """An encoder of answers in the background, which sets `record` at its begin and after a failure, too."""
+
+    record: Record | None
+
+    def open(self) -> Opening:
+        """What precedes the answer's events (SSE); to be called once, before `feed`."""
+        ...
+
+
+@runtime_checkable
+class ScoringCodec(Protocol):
+    """The part of a server codec for relayed requests that models here can answer, too (`Relay.scoring`)."""
+
+    def read_score(self, request: Relay) -> Score:
+        """Decode the body of a relayed request.
+
+        Raises:
+            schemas.errors.RequestError: it is invalid.
+        """
+        ...
+
+    def encode_scores(self, request: Score, answer: Scores) -> Reply:
+        """The answer to a request of `read_score`."""
+        ...
+
+
+@runtime_checkable
+class ObjectCodec(Protocol):
+    """The part of a server codec for routes that use stored objects."""
+
+    def steps(self, route: Route, call: Call, body: bytes) -> Steps[Reply | Follow]:
+        """The steps that answer a request of a route of the kind `object`; they raise `RequestError`s."""
+        ...
+
+    def end_lost(self, id: str) -> Steps[None]:
+        """End an answer in the background whose worker is gone, unless it has ended meanwhile."""
+        ...
+
+    def needed(self, route: Route, body: bytes) -> tuple[str, str] | None:
+        """The kind and id of the object whose entries `decode` wants (`Call.entries`); None: it wants none."""
+        ...
+
+
+@runtime_checkable
+class EmbeddingCodec(Protocol):
+    """The part of a client codec for embeddings, in protocols that have them."""
+
+    def encode_embed(self, request: Embed) -> Outbound:
+        """Encode a request for embeddings.
+
+        Raises:
+            schemas.errors.UnsupportedFeature: the protocol cannot express it.
+        """
+        ...
+
+    def decode_embeddings(self, request: Embed, reply: Reply) -> Embeddings:
+        """The embeddings of an answer.
+
+        Raises:
+            schemas.errors.BackendError: the answer is an error or violates the protocol.
+        """
+        ...
+
+    def ignored(self, request: Embed) -> tuple[str, ...]:
+        """The fields among `request.unknown` that `encode_embed` does not send."""
+        ...
+
+
+@runtime_checkable
+class RelayCodec(Protocol):
+    """The part of a client codec for requests whose bodies are sent on as they came."""
+
+    @property
+    def relayed(self) -> frozenset[tuple[str, str]]:
+        """The dialects and operations (`Route.name`) of which the remote is sent the client's own body."""
+        ...
+
+    def encode_relay(self, request: Relay) -> Outbound:
+        """The request for the remote: the client's body with the remote's name of the model."""
+        ...

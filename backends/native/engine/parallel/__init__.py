@@ -1,0 +1,1 @@
+"""One model over several devices: the processes that run it together, and their steps."""

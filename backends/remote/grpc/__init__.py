@@ -1,0 +1,1 @@
+"""Servers that speak gRPC: their clients, from the options that all remote servers have."""

@@ -1,0 +1,1 @@
+"""Files and batches over HTTP, and the background work that answers a batch's lines as live requests are answered."""

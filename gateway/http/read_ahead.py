@@ -1,0 +1,87 @@
+"""Reading a backend's events ahead of a writer for whom many small messages cost more than a few large ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from schemas.ir import Event, Events
+
+MOST = 16
+"""Events that are read ahead: a client that reads slowly still gets its text in small parts."""
+PAUSE = 0.005
+"""Seconds from one batch to the next, unless there are `MOST` events or the last ones. A token of a model that takes
+longer for it is a batch at once; of a faster one, several are."""
+
+
+async def read_ahead(events: AsyncGenerator[Events, None], pause: float = PAUSE) -> AsyncGenerator[Events, None]:
+    """The events of a backend; those that come while a batch is being written, or within the pause, are the next batch.
+
+    Raises:
+        schemas.errors.GatewayError: the backend's, after the events before it.
+    """
+    reading = _Reading(events, pause)
+    try:
+        while batch := await reading.next():
+            yield batch
+        reading.task.result()
+    finally:
+        reading.task.cancel()
+        await asyncio.wait((reading.task,))
+        if not reading.task.cancelled():
+            reading.task.exception()  # raised above, or of no interest to a reader that leaves
+
+
+class _Reading:
+    """The task that reads, and what it has read."""
+
+    def __init__(self, events: AsyncGenerator[Events, None], pause: float) -> None:
+        self._events = events
+        self._pause = pause
+        self._gathered: list[Event] = []
+        self._loop = asyncio.get_running_loop()
+        self._next_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._due, self._room = asyncio.Event(), asyncio.Event()
+        self.task = self._loop.create_task(self._read())
+
+    async def next(self) -> Events:
+        """The next batch; empty at the end."""
+        self._set_due()
+        await self._due.wait()
+        self._due.clear()
+        assert self._gathered or self.task.done()
+        batch = tuple(self._gathered)
+        self._gathered.clear()
+        self._room.set()
+        self._next_at = self._loop.time() + self._pause
+        return batch
+
+    async def _read(self) -> None:
+        try:
+            async for batch in self._events:
+                self._gathered.extend(batch)
+                self._set_due()
+                if len(self._gathered) >= MOST:
+                    self._room.clear()
+                    await self._room.wait()
+        finally:
+            # Here and not by the reader: what a generator has entered, it leaves in the same task.
+            await self._events.aclose()
+            self._end_pause()
+
+    def _set_due(self) -> None:
+        """Let the next batch go, now or when its time has come."""
+        gathered = len(self._gathered)
+        if self._timer is not None and gathered < MOST:
+            return
+        if self.task.done() or (gathered and (gathered >= MOST or self._loop.time() >= self._next_at)):
+            self._end_pause()
+        elif gathered:
+            self._timer = self._loop.call_at(self._next_at, self._end_pause)
+
+    def _end_pause(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due.set()

@@ -1,0 +1,65 @@
+"""What of a request does not reach whoever answers it: named in the response header `x-interlingua-ignored`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from schemas.ir import ChatPrompt, Embed, Generate, Message, Tokenize
+from schemas.prompts import ImagePart
+
+_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "reasoning_effort": (),
+    "thinking": (),
+    "verbosity": (),
+    "service_tier": ("auto", "default"),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "extra_params": (),
+}
+"""The hints that ask for something, with the values that do not. All others are labels: who asks, and what for."""
+
+NAME = "messages[].name"
+STRICT = "tools[].strict"
+DETAIL = "messages[].content[].image_url.detail"
+BUDGET = "thinking.budget_tokens"
+SIGNATURE = "messages[].tool_calls[].extra_content"
+PLACES = (NAME, STRICT, DETAIL, SIGNATURE)
+
+
+def left_out(request: Generate | Embed | Tokenize, sent: Collection[str] = ()) -> tuple[str, ...]:
+    """The places of what a request asks for and its server is not sent, where its body is written anew.
+
+    Args:
+        request: the request.
+        sent: the hints, and those of `PLACES` and `BUDGET`, that the protocol has a form for.
+    """
+    if isinstance(request, Embed):
+        return request.foreign_fields
+    hints = [
+        name
+        for name, defaults in _DEFAULTS.items()
+        if name not in sent and (value := request.hints.get(name)) is not None and value not in defaults
+    ]
+    thinking = request.hints.get("thinking")
+    if "thinking" in sent and BUDGET not in sent and isinstance(thinking, Mapping) and thinking.get("budget_tokens"):
+        hints.append(BUDGET)
+    if isinstance(request, Tokenize):
+        return (*request.unknown, *hints)
+    messages = [each for prompt in request.prompts if isinstance(prompt, ChatPrompt) for each in prompt.messages]
+    asked = (
+        (NAME, any(message.name and message.role != "tool" for message in messages)),
+        (STRICT, any(tool.strict for tool in request.tools)),
+        (DETAIL, any(map(_has_detail, messages))),
+        (SIGNATURE, any(call.signature for message in messages for call in message.tool_calls)),
+    )
+    return (*request.foreign_fields, *hints, *(place for place, is_asked in asked if is_asked and place not in sent))
+
+
+def _has_detail(message: Message) -> bool:
+    content = message.content
+    # "auto" is the default of the clients that write one.
+    return isinstance(content, tuple) and any(
+        isinstance(part, ImagePart) and part.detail not in (None, "auto") for part in content
+    )

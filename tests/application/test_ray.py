@@ -1,0 +1,186 @@
+"""Engines on the nodes of a real Ray cluster, whose parts are killed. Every stream's text is that of a run without a
+fault.
+
+One cluster for all: the tests run in their order, and each leaves what the next one needs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.application.test_cluster import STREAMS, all_at_once, samples, stream
+from tests.gateway.processes import LIMIT, Gateway, alive, serving, until
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.slow,
+    pytest.mark.cluster,
+    pytest.mark.skipif(find_spec("ray") is None, reason="`make test-ray` installs Ray"),
+]
+
+ENVIRONMENT = {
+    "ENGINE_SECRET": "a secret that nobody guesses",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "86400",  # nodes and engines wait for a head that is away
+}
+CONFIG = """
+[backends.local]
+kind = "native"
+replicas = {{ min = 1, max = 2, per_queue = 2.0, up_after = 0.5, down_after = 3600.0 }}
+kv_tokens = 8192
+heartbeat = 0.25
+[endpoints.interlingua]
+served_entities = [{{ name = "demo", backend = "local" }}]
+"""
+HEAD, NODES = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[dict[str, Any]]:
+    """A cluster: the address of its head, and the pids of each node."""
+    # Not pytest's folder: Ray makes Unix sockets in it, whose paths have 107 characters at most.
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.application.ray_nodes"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=os.environ | ENVIRONMENT | {"PYTHONPATH": paths, "RAY_TMPDIR": str(folder)},
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, (folder / "log").read_text()
+        yield json.loads(line)
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(LIMIT)
+        until(lambda: not processes(str(folder)), folder / "log")
+        assert not engines()
+        shutil.rmtree(folder)
+
+
+def processes(part: str) -> dict[int, str]:
+    """The processes of this machine whose command line has a part, by their ids."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if part in line and alive(int(folder.name)):
+            found[int(folder.name)] = line
+    return found
+
+
+def engines() -> dict[str, int]:
+    """The engine's process on each node."""
+    found = processes("backends.native.engine.serving --listen=tcp://127.0.0.")
+    return {line.split("--listen=tcp://")[1].split(":")[0]: pid for pid, line in found.items()}
+
+
+def up(gateway: Gateway) -> int:
+    return int(sum(samples(gateway, "gw_engine_up").values()))
+
+
+@pytest.fixture(scope="module")
+def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = tmp_path_factory.mktemp("ray") / "gateway.toml"
+    config.write_text(CONFIG.format())
+    return config
+
+
+@pytest.fixture(scope="module")
+def gateway(nodes: dict[str, Any], configuration: Path) -> Iterator[Gateway]:
+    arguments = ("--config", str(configuration), "--ray", nodes["address"])
+    with serving(*arguments, env=ENVIRONMENT, log=configuration.with_name("log")) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def expected(gateway: Gateway) -> list[str]:
+    """The texts without a fault, one stream at a time."""
+    return [stream(gateway, number) for number in range(STREAMS)]
+
+
+def test_a_queue_starts_an_engine_on_another_node(gateway: Gateway, expected: list[str]) -> None:
+    assert up(gateway) == 1
+    texts: list[str] = []
+
+    def asked() -> bool:
+        texts.extend(all_at_once(gateway, lambda: None)[0])
+        return len(engines()) == 2
+
+    until(asked, gateway.log)
+    assert texts == expected * (len(texts) // STREAMS)
+    until(lambda: up(gateway) == 2, gateway.log)
+    assert set(engines()) == set(NODES)
+
+
+def test_streams_of_a_killed_engine_go_on_and_it_is_started_again(gateway: Gateway, expected: list[str]) -> None:
+    before = engines()
+    texts, pause = all_at_once(gateway, lambda: os.kill(before[NODES[0]], signal.SIGKILL))
+    print(f"the longest pause after the kill of an engine: {pause:.3f} s")
+    assert texts == expected
+    until(lambda: up(gateway) == 2, gateway.log)
+    after = engines()
+    assert after[NODES[1]] == before[NODES[1]]
+    assert after[NODES[0]] != before[NODES[0]]
+
+
+def test_another_gateway_finds_the_engines(
+    nodes: dict[str, Any], gateway: Gateway, configuration: Path, expected: list[str]
+) -> None:
+    before = engines()
+    arguments = ("--config", str(configuration), "--ray", nodes["address"])
+    with serving(*arguments, env=ENVIRONMENT, log=configuration.with_name("other")) as other:
+        until(lambda: up(other) == 2, other.log)
+        assert stream(other, 0) == expected[0]
+        command = [str(Path(sys.executable).parent / "gateway"), "cluster", "status", "--ray", nodes["address"]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=os.environ | ENVIRONMENT)
+        assert done.returncode == 0, done.stderr
+        print(done.stdout)
+        assert re.search(rf"^  {HEAD} +alive    0 CPUs", done.stdout, re.MULTILINE)
+        assert "weights: 2 engines wanted (1 to 2), gateways: 2" in done.stdout
+        for host in NODES:
+            assert re.search(rf"^  {host}:\d+/\w+ +ready    running 0, waiting 0$", done.stdout, re.MULTILINE)
+    assert engines() == before, "they outlive a gateway"
+
+
+def test_streams_of_a_killed_raylet_go_on(nodes: dict[str, Any], gateway: Gateway, expected: list[str]) -> None:
+    texts, pause = all_at_once(gateway, lambda: os.kill(nodes["pids"][NODES[0]]["raylet"], signal.SIGKILL))
+    print(f"the longest pause after the kill of a raylet: {pause:.3f} s")
+    assert texts == expected
+    until(lambda: set(engines()) == {NODES[1]}, gateway.log)
+    assert stream(gateway, 0) == expected[0]
+
+
+def test_losing_the_head_fails_no_request(nodes: dict[str, Any], gateway: Gateway, expected: list[str]) -> None:
+    def kill() -> None:
+        for pid in nodes["pids"][HEAD].values():
+            os.kill(pid, signal.SIGKILL)
+
+    texts, pause = all_at_once(gateway, kill)
+    print(f"the longest pause after the loss of the head: {pause:.3f} s")
+    assert texts == expected
+    assert [stream(gateway, number) for number in range(STREAMS)] == expected

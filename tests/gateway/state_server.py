@@ -1,0 +1,74 @@
+"""A real state server in a process of its own, and gateways of this process that share it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from gateway.config import StateSection
+from gateway.storage.shared.state_server import StateServer
+from tests.missing_tools import missing
+
+_URL, _NUMBER = "TEST_STATE_URL", count()
+
+
+class Process:
+    """`redis-server` or `valkey-server`, without anything on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        pytest.importorskip("redis", reason=missing("redis-py"))
+        program = shutil.which("valkey-server") or shutil.which("redis-server")
+        if program is None:
+            pytest.skip(missing("redis-server"))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+        self.start()
+
+    def start(self) -> None:
+        """Start it, empty, and wait until it answers."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            else:
+                return
+
+    def kill(self) -> None:
+        """End it with all that it holds."""
+        self._process.kill()
+        self._process.wait()
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """Have it say nothing, with its connections open."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(self._process.pid, signal.SIGCONT)
+
+    def settings(self, timeout: float = 5.0) -> StateSection:
+        """A section `state` that shares nothing with others."""
+        os.environ[_URL] = f"valkey://127.0.0.1:{self.port}"
+        # A busy machine must not look like a server that is away.
+        return StateSection(url_env=_URL, prefix=f"test{next(_NUMBER)}", timeout=timeout)
+
+    def client(self) -> StateServer:
+        """A client that shares nothing with others."""
+        return StateServer(self.settings())
