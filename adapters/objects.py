@@ -135,13 +135,13 @@ class CloseRun(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """An answer in the background: "running" in a worker, "lost" with its worker, "ended", or "cut".
+    """An answer in the background: "queued" or "running" in a worker, "lost" with its worker, "ended", or "cut".
 
     A "cut" one has ended, but not all of its events are kept.
     `streams`: whether its events are kept, for clients to read.
     """
 
-    state: Literal["running", "lost", "ended", "cut"]
+    state: Literal["queued", "running", "lost", "ended", "cut"]
     streams: bool = False
 
 

@@ -63,8 +63,8 @@ class DetachedResponder(Responder):
 
     async def _start(self, status: int, *_: object) -> None:
         self._account.status = status
-        if not self._run.claimed and self._encoder.record is not None and self.stores is not None:
-            await self.stores.keep(self._encoder.record)  # the answer is in progress
+        if not await self._run.start():
+            raise asyncio.CancelledError
 
     async def _write(self, data: bytes) -> None:
         if data and not await self._run.write(data):

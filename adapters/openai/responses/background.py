@@ -41,7 +41,8 @@ def retrieve(call: Call) -> Steps[Reply | Follow]:
             yield from end_lost(id)
             stored = yield from _load(id)
     if call.query.get("stream", "false") == "false":
-        return Reply(bytes(stored.response))
+        is_running = isinstance(state, RunState) and state.state == "running"
+        return Reply(_in_progress(stored) if is_running else bytes(stored.response))
     if not (isinstance(state, RunState) and state.streams):
         message = "Only a response that was made with 'background' and 'stream' can be streamed again."
         raise refused("stream", message)
@@ -97,6 +98,14 @@ def _end(id: str, status: str, failure: wire.Failure | None) -> Steps[None]:
     data = b"event: response.%b\ndata: %b\n\n" % (ended.encode(), guard(msgspec.json.encode(event)))
     body = msgspec.Raw(msgspec.json.encode(response))
     yield CloseRun(id, msgspec.json.encode(msgspec.structs.replace(stored, response=body)), number, data)
+
+
+def _in_progress(stored: StoredResponse) -> bytes:
+    """The queued response that was stored, in progress: its run alone has this, so that it cannot overwrite an end."""
+    response: dict[str, Any] = msgspec.json.decode(stored.response)
+    if response["status"] == "queued":
+        response["status"] = "in_progress"
+    return msgspec.json.encode(response)
 
 
 def _load(id: str) -> Steps[StoredResponse]:

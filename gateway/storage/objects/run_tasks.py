@@ -39,7 +39,13 @@ class Run:
         self.changed = asyncio.Event()
         self._runs = runs
         self._number = number
+        self._started = False
         self._is_cut = False
+
+    async def start(self) -> bool:
+        """Say once that the answer is in progress; returns whether it is still this worker's."""
+        self._started = self._started or await self._runs.start(self.id)
+        return self._started
 
     async def write(self, events: bytes) -> bool:
         """Keep events; the last ones of a claimed answer. Returns whether the answer is still this worker's."""
@@ -61,7 +67,7 @@ class Run:
 
     async def claim(self) -> bool:
         """Have this worker alone end the answer; returns whether it may."""
-        self.claimed = self.claimed or await self._runs.claim(self.id)
+        self.claimed = self.claimed or (await self.start() and await self._runs.claim(self.id))
         return self.claimed
 
     async def is_taken(self) -> bool:

@@ -61,11 +61,12 @@ class KeyRuns:
     def __init__(self, objects: KeyObjects, leases: Leases) -> None:
         self._objects = objects
         self._leases = leases
+        self._queued = b"queued " + leases.worker.encode()
         self._running = b"running " + leases.worker.encode()
         self._ending = b"ending " + leases.worker.encode()
 
     async def begin(self, id: str, events: bytes | None) -> None:
-        """Begin an answer in this worker.
+        """Queue an answer in this worker.
 
         Args:
             id: of the answer.
@@ -75,8 +76,12 @@ class KeyRuns:
             TooLarge: the store keeps less of one answer.
         """
         await self._leases.renew()
-        if not await self._objects.put(RUN, id, self._running, () if events is None else (Entry("0", events),)):
+        if not await self._objects.put(RUN, id, self._queued, () if events is None else (Entry("0", events),)):
             raise TooLarge
+
+    async def start(self, id: str) -> bool:
+        """Say that a queued answer is in progress; returns False if it is not this worker's any more."""
+        return await self._objects.append(RUN, id, data=self._running, was=self._queued)
 
     async def append(self, id: str, number: int, events: bytes, *, last: bool = False) -> bool:
         """Append events, the first of which is the `number`-th; returns whether the answer is still this worker's.
@@ -99,7 +104,7 @@ class KeyRuns:
 
     async def is_running(self, id: str) -> bool:
         """Whether this worker makes the answer, and nobody has taken it."""
-        return await self._objects.get(RUN, id) == self._running
+        return await self._objects.get(RUN, id) in (self._queued, self._running)
 
     async def find(self, id: str) -> RunState | None:
         """The state of an answer; None if nothing is known of it."""
@@ -110,11 +115,12 @@ class KeyRuns:
         streams = first is not None and bool(first.entries)
         if state in (_ENDED, _CUT):
             return RunState("ended" if state == _ENDED else "cut", streams)
-        alive = await self._leases.is_alive(state.partition(b" ")[2].decode())
-        return RunState("running" if alive else "lost", streams)
+        if await self._is_lost(state):
+            return RunState("lost", streams)
+        return RunState("queued" if state.startswith(b"queued ") else "running", streams)
 
     async def take(self, id: str) -> int | None:
-        """Take an answer that runs or is lost away from its worker; returns the number of its events, None if it ended.
+        """Take an answer that has not ended away from its worker; returns the number of its events, None if it ended.
 
         The taker becomes its worker: if that ends, too, the next one takes it.
         """
