@@ -216,7 +216,7 @@ class RemoteBackend:
         assert codec is not None  # `capabilities.relays` is empty
         outbound = addressed(codec.encode_relay(self._with_remote_model(request)), request)
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
-        # A path or a model that the server does not have: servers do not tell the two apart in one way.
+        # A path or a model that the server does not have: servers do not tell the two apart in one settings.
         absent = UnsupportedOperation(
             f"The server of the model '{request.model}' has no {outbound.path} for it.",
             feature=request.origin.operation,

@@ -1,4 +1,4 @@
-"""The client of a remote server, as a backend's options describe it: its secrets, certificates and way there.
+"""The client of a remote server, as a backend's options describe it: its secrets, certificates and connection settings.
 
 The direct client is chosen unless the options, or the environment's proxy, need the general one.
 """
@@ -58,7 +58,7 @@ Connecting = Callable[[str, RemoteOptions], Connected]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class ConnectionSettings:
     """What all clients of a server have in common, read from its backend's options.
 
     Attributes:
@@ -80,8 +80,8 @@ class Way:
         return Connected(requests, checks, self.secrets, _without_user(self.proxy))
 
 
-def read_way(options: RemoteOptions) -> Way:
-    """What the options say of the way to the server.
+def read_settings(options: RemoteOptions) -> ConnectionSettings:
+    """What the options say of connections to the server.
 
     Raises:
         ValueError: a secret, a header or the proxy cannot be used.
@@ -90,7 +90,7 @@ def read_way(options: RemoteOptions) -> Way:
     headers, proxy = read_headers(options), read_proxy(options)
     if len(keys) == 1:
         headers = (*headers, keys[0].header)
-    return Way(keys, headers, proxy, (*(key.value for key in keys), *_secret_values(options)))
+    return ConnectionSettings(keys, headers, proxy, (*(key.value for key in keys), *_secret_values(options)))
 
 
 def connect(name: str, options: RemoteOptions) -> Connected:
@@ -104,12 +104,12 @@ def connect(name: str, options: RemoteOptions) -> Connected:
         ValueError: a secret, a header or the proxy cannot be used, or a package is missing.
         OSError: a certificate cannot be read.
     """
-    way = read_way(options)
+    settings = read_settings(options)
     context = make_context(options)
     if context is None and split_url(options.url).scheme == "https":
         context = ssl.create_default_context()  # once for both clients: it reads the system's certificates
     common: dict[str, Any] = {
-        "headers": way.headers,
+        "headers": settings.headers,
         "limits": options.limits,
         "connect_timeout": options.timeouts.connect,
         "tls": context,
@@ -119,13 +119,13 @@ def connect(name: str, options: RemoteOptions) -> Connected:
 
     try:
         general = GeneralTransport(
-            options.url, **common, proxy=way.proxy, http2=options.http2, unix_socket=options.unix_socket
+            options.url, **common, proxy=settings.proxy, http2=options.http2, unix_socket=options.unix_socket
         )
     except ImportError as error:  # httpx names it
         raise ValueError(MISSING.format("http2" if "h2" in str(error) else "socks")) from None
-    needs_general = way.proxy or options.http2 or options.unix_socket is not None
+    needs_general = settings.proxy or options.http2 or options.unix_socket is not None
     requests: Exchanger = general if needs_general else Transport(options.url, **common, general=general)
-    return way.connected(name, requests, general)
+    return settings.connected(name, requests, general)
 
 
 def problems_of(options: RemoteOptions) -> Iterator[tuple[tuple[str, ...], str]]:

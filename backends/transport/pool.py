@@ -3,7 +3,7 @@
 Strategy:
 - Idle connections are reused last in, first out. The one used last is the least likely to have been closed by the
   upstream, and those that a burst needed grow old and are closed. A connection idle for longer than `keep_alive` is not
-  reused: the upstream may close it while the request is on its way.
+  reused: the upstream may close it while the request is on its settings.
 - Requests wait in a bounded line, in which keys take turns, each until its own deadline.
 - A task of the pool opens each new connection, and is not cancelled with the request that caused it. Otherwise its
   handshake would be wasted and the next request would pay for another. The connection goes to whoever waits first.
@@ -99,7 +99,7 @@ class Pool:
             pass
 
     def _take_idle(self) -> Connection | None:
-        """The connection used last, if it may still be reused. Those that may not are closed on the way."""
+        """The connection used last, if it may still be reused. Those that may not are closed on the settings."""
         oldest = asyncio.get_running_loop().time() - self._limits.keep_alive  # seconds of the event loop's clock
         while self._idle:
             connection = self._idle.pop()  # from the end: the one used last

@@ -294,11 +294,11 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
     scheduler = Scheduler(
         # The per-sequence path has no pages: its blocks only limit how many tokens are held, and there is nothing to
         # share.
-        BlockPool(blocks, options.block_size, caching=options.prefix_caching and runner.whole != "prompt"),
+        BlockPool(blocks, options.block_size, caching=options.prefix_caching and runner.unchunked != "prompt"),
         step_tokens=step_tokens_of(options, runner, context),
         max_sequences=options.max_sequences,
         max_waiting=options.max_waiting,
-        whole=runner.whole,
+        unchunked=runner.unchunked,
         short_first=options.short_first,
         on_preempted=runner.forget,
         snapshots=runner.states,

@@ -276,7 +276,7 @@ class Engine:
         try:
             # No token is appended before all rows are sampled, so the works can be run again. The noise of a sample
             # depends on seed, position and token only: a second run draws the same token.
-            if self._runner.sends_extra:
+            if self._runner.takes_extra:
                 keys = noise_keys(works)
                 samples = sample(works, self._runner.run(works, keys), keys)
             else:

@@ -43,7 +43,7 @@ def context_of(loaded: LoadedModel, options: EngineOptions) -> int:
 
 def step_tokens_of(options: EngineOptions, runner: Runner, context: int) -> int:
     """The most tokens of a step: room for what cannot be cut, and for a token of every other sequence."""
-    longest = {"nothing": 0, "image": runner.image_tokens, "prompt": context}[runner.whole]
+    longest = {"nothing": 0, "image": runner.image_tokens, "prompt": context}[runner.unchunked]
     return max(options.step_tokens, longest + options.max_sequences)
 
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from backends.native.protocol.messages import Whole
+from backends.native.protocol.messages import Unchunked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ class SupportsMultiModal(ABC):
     their hidden states after the first layers, [placeholders, hidden] each. None: nothing is.
     """
 
-    whole: Whole = "nothing"
+    unchunked: Unchunked = "nothing"
     """What of a prompt attends in both directions, so that its tokens must be run in one step."""
 
     @abstractmethod

@@ -64,7 +64,7 @@ class Feature(msgspec.Struct, frozen=True, array_like=True, gc=False):
     arrays: tuple[Array, ...]
 
 
-Whole = Literal["nothing", "image", "prompt"]
+Unchunked = Literal["nothing", "image", "prompt"]
 """What of a prompt must be run in one step: nothing in particular, the tokens of an image, all of it."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
-from backends.remote.connect import MISSING, Connected, make_context, problems_of, read_proxy, read_way
+from backends.remote.connect import MISSING, Connected, make_context, problems_of, read_proxy, read_settings
 from backends.remote.options import RemoteOptions
 
 
@@ -26,20 +26,20 @@ def connect_rpc(name: str, options: RemoteOptions) -> Connected:
     # Imported here: gRPC's library costs a process that does not use it 20 MB.
     from backends.transport.rpc import RpcTransport
 
-    way, certificate = read_way(options), None
+    settings, certificate = read_settings(options), None
     if options.client_cert is not None:
         certificate = (options.client_cert, options.client_key or options.client_cert)
     client = RpcTransport(
         options.url,
-        headers=way.headers,
+        headers=settings.headers,
         limits=options.limits,
         connect_timeout=options.timeouts.connect,
         tls=make_context(options),
         certificate=certificate,
-        proxy=way.proxy,
+        proxy=settings.proxy,
         unix_socket=options.unix_socket,
     )
-    return way.connected(name, client, client)
+    return settings.connected(name, client, client)
 
 
 def rpc_problems_of(options: RemoteOptions) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -35,7 +35,7 @@ def paged_kernel(
 ) -> Tensor:
     """Implements `interface.Kernel` for what it `supports`."""
     widest = max(queries.shape[2], cache.values.shape[2])
-    if metadata.reaches or queries.stride(2) != 1 or queries.dtype != cache.keys.dtype or widest > MAX_WIDTH:
+    if metadata.last_keys or queries.stride(2) != 1 or queries.dtype != cache.keys.dtype or widest > MAX_WIDTH:
         return reference_kernel(queries, cache, block_size, metadata, params)
     attend = _routine()
     starts, contexts = metadata.device_starts, metadata.device_contexts

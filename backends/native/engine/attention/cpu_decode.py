@@ -63,7 +63,7 @@ def paged_kernel(
     # Each part writes its own rows of `output`: decode above, prompts here by one of two ways.
     # The compiled code for prompts is causal.
     if not batch.is_whole_step and (
-        metadata.reaches or not attend_prompts(queries, cache, block_size, metadata, params, output)
+        metadata.last_keys or not attend_prompts(queries, cache, block_size, metadata, params, output)
     ):
         fill(output, queries, cache, block_size, metadata, params, decoding=False)
     return output

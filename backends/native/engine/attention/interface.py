@@ -40,7 +40,7 @@ class AttentionMetadata:
         device_starts: [sequences + 1] int64, `starts` and the number of tokens, for kernels of accelerators; None on a
             CPU.
         device_contexts: [sequences] int64, `context_lengths`, likewise.
-        reaches: by the index of a sequence, of those whose tokens do not all see themselves last: [its tokens in the
+        last_keys: by the index of a sequence, of those whose tokens do not all see themselves last: [its tokens in the
             step] int64 on the CPU, the position of the last key that each of them sees.
     """
 
@@ -53,7 +53,7 @@ class AttentionMetadata:
     positions: Tensor | None = None
     device_starts: Tensor | None = None
     device_contexts: Tensor | None = None
-    reaches: dict[int, Tensor] = field(default_factory=dict)
+    last_keys: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def starts(self) -> list[int]:
@@ -93,7 +93,7 @@ class AttentionParams:
 
 
 class Kernel(Protocol):
-    """Attention of packed queries over the pages of their sequences: causal, or as far as `metadata.reaches` says.
+    """Attention of packed queries over the pages of their sequences: causal, or as far as `metadata.last_keys` says.
 
     A kernel changes none of its arguments but `metadata.plans`.
     """

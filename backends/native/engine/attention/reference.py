@@ -154,14 +154,14 @@ def _group(
 
     starts = metadata.starts
     tokens = [starts[index] + offset for offset in range(new) for index in indices]  # one index, or one new token
-    reach = metadata.reaches.get(indices[0]) if new > 1 else None
+    last = metadata.last_keys.get(indices[0]) if new > 1 else None
     # A chunk that continues a prompt has more keys than queries; torch's `is_causal` aligns the mask at the upper left
     # and would hide the earlier keys.
-    causal = reach is None and not masked and 1 < new == contexts[0] <= (window or chunk or new)
+    causal = last is None and not masked and 1 < new == contexts[0] <= (window or chunk or new)
     own = _own(lengths, device)
     mask = None
-    if reach is not None:
-        mask = _reach_mask(reach.to(device), contexts[0], firsts[0] if firsts else 0, window, sharing)
+    if last is not None:
+        mask = _last_key_mask(last.to(device), contexts[0], firsts[0] if firsts else 0, window, sharing)
     elif chunk and not causal:
         mask = _chunk_mask(lengths, firsts, new, chunk, sharing, device)
     elif not causal:
@@ -218,12 +218,12 @@ def _mask(
     return visible.repeat(1, sharing, 1).unsqueeze(1)
 
 
-def _reach_mask(reach: Tensor, context: int, first: int, window: int | None, sharing: int) -> Tensor:
-    """See `Group.mask`, for one sequence whose new tokens see the keys up to `reach`; the first gathered is `first`."""
-    key = torch.arange(first, context, device=reach.device)
-    visible = key <= reach.unsqueeze(1)
+def _last_key_mask(last: Tensor, context: int, first: int, window: int | None, sharing: int) -> Tensor:
+    """See `Group.mask`, for one sequence whose new tokens see the keys up to `last`; the first gathered is `first`."""
+    key = torch.arange(first, context, device=last.device)
+    visible = key <= last.unsqueeze(1)
     if window is not None:
-        visible &= key > torch.arange(context - len(reach), context, device=reach.device).unsqueeze(1) - window
+        visible &= key > torch.arange(context - len(last), context, device=last.device).unsqueeze(1) - window
     return visible.repeat(sharing, 1).unsqueeze(0).unsqueeze(0)
 
 

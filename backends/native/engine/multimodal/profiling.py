@@ -15,7 +15,7 @@ from transformers import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from backends.native.engine.loading.weights import LoadedModel
 from backends.native.engine.multimodal.peak_memory import peak_memory
-from backends.native.engine.multimodal.self_check import find_whole
+from backends.native.engine.multimodal.self_check import find_unchunked
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.sampling.sampler import sample
@@ -51,11 +51,11 @@ def make_embedder(loaded: LoadedModel, folder: str, capacity: int, context: int)
     if processor is None:
         return None
     known = MULTIMODAL_REGISTRY.lookup(loaded.whole_config)
-    found = find_whole(loaded.model, known, processor) if known is GENERIC else None
+    found = find_unchunked(loaded.model, known, processor) if known is GENERIC else None
     worst = _worst(known, processor, context)
     model = loaded.multimodal or known.wrap(loaded.model)
     embedder = Embedder(model, max(capacity, worst.length), worst)
-    embedder.whole = found or embedder.whole
+    embedder.unchunked = found or embedder.unchunked
     with torch.inference_mode():
         made = len(embedder.encode(worst))
     wanted = sum(worst.is_embed) or worst.length

@@ -26,12 +26,12 @@ from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.scheduling.sequence import Sequence as EngineSequence
 from backends.native.engine.scheduling.sequence import Work
-from backends.native.engine.scheduling.whole import image_spans
+from backends.native.engine.scheduling.unchunked import image_spans
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.interfaces import SupportsMultiModal
 from backends.native.multimodal.processing import BaseMultiModalProcessor, NotServed
 from backends.native.multimodal.registry import Registered
-from backends.native.protocol.messages import Submit, Whole
+from backends.native.protocol.messages import Submit, Unchunked
 
 _BLOCK_SIZE = 8
 _IMAGE = VOCAB - 1  # placeholder token of the small copy
@@ -43,7 +43,7 @@ _USUAL_ARGUMENTS = {"inputs_embeds", "attention_mask", "position_ids", "past_key
 _USUAL_ARGUMENTS |= {"input_ids", "output_attentions", "output_hidden_states", "return_dict"}
 
 
-def find_whole(model: Any, known: Registered, processor: BaseMultiModalProcessor[Any]) -> Whole:
+def find_unchunked(model: Any, known: Registered, processor: BaseMultiModalProcessor[Any]) -> Unchunked:
     """What of a prompt attends in both directions, if images for `model` are served rightly with `known`.
 
     Raises:
@@ -94,7 +94,7 @@ def _renamed(inputs: MultiModalInputs) -> MultiModalInputs:
 
 def _compare(
     small: Any, wrapper: SupportsMultiModal, prompts: Sequence[MultiModalInputs], items: Sequence[ImageItem]
-) -> Whole:
+) -> Unchunked:
     embedder = Embedder(wrapper, 1)
     (feature,) = prompts[0].features
     made, wanted = len(embedder.encode(feature)), prompts[0].prompt_token_ids.count(_IMAGE)
@@ -104,7 +104,7 @@ def _compare(
         plain, other = (_plain(small, *each) for each in zip(prompts, items, strict=True))
     _check_arguments(given, wrapper.deeper_arguments)
     # How far tokens see is not read from the masks: the logits below tell whether this guess is right.
-    embedder.whole = "image" if _sees_later(given) else "nothing"
+    embedder.unchunked = "image" if _sees_later(given) else "nothing"
     # After the plain runs: the packed runner sets another attention implementation on the same model.
     error = float((_packed(small, prompts[0], embedder) - plain).abs().max())
     scale, moved = float(plain.abs().max()), float((plain[-1] - other[-1]).abs().max())
@@ -112,7 +112,7 @@ def _compare(
         raise NotServed(f"its small copy gives other logits when packed ({error:.1e} of {scale:.1e})")
     if not moved >= max(_SENSITIVITY * scale, 10 * error):
         raise NotServed(f"its small copy hardly depends on the image ({moved:.1e} of {scale:.1e})")
-    return embedder.whole
+    return embedder.unchunked
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def _packed(model: Any, inputs: MultiModalInputs, embedder: Embedder) -> Tensor:
     sequence = EngineSequence(0, submit, 0)
     sequence.blocks.extend(range(blocks))
     cuts = [0, length // 3, length // 2, length]  # inside the image, and mostly inside a block
-    if embedder.whole == "image":
+    if embedder.unchunked == "image":
         spans = image_spans(inputs.features)
         cuts = [0, spans[0][0], *(stop for _, stop in spans), length]
     works = [Work(sequence, start, end - start, samples=end == length) for start, end in pairwise(cuts)]

@@ -59,7 +59,7 @@ class Embedder:
     def __init__(self, model: SupportsMultiModal, capacity: int, worst: Feature | None = None) -> None:
         self.capacity = capacity
         self.worst = worst
-        self.whole = model.whole
+        self.unchunked = model.unchunked
         self._model = model
         self._device = model.get_language_model().device
         self._positions: dict[Sequence, Positions | None] = {}

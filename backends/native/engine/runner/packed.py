@@ -30,13 +30,13 @@ from backends.native.engine.devices import ExtraArrays, send
 from backends.native.engine.lora.layers import adapting
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.graphs import DecodeGraphs, DecodeInputs, are_wanted, can_be_replayed
+from backends.native.engine.runner.last_keys import last_keys
 from backends.native.engine.runner.pack import Pack, pack_of
-from backends.native.engine.runner.reach import reaches
 from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
 from backends.native.engine.state.mixers import separate_sequences
 from backends.native.engine.state.pool import StatePool
 from backends.native.engine.state.step import grouped, groups_of
-from backends.native.protocol.messages import Whole
+from backends.native.protocol.messages import Unchunked
 
 
 class Runner(Protocol):
@@ -48,7 +48,7 @@ class Runner(Protocol):
     """Whether tokens that were run may be run again with others in their places, as rejected drafts are."""
     image_tokens: int
     """The most tokens of one image in a prompt; 0: prompts hold no images."""
-    whole: Whole
+    unchunked: Unchunked
     """What of a prompt must be run in one step."""
     lora_adapters: tuple[str, ...]
     """Names of the LoRA adapters that a sequence may ask for."""
@@ -59,7 +59,7 @@ class Runner(Protocol):
         ...
 
     @property
-    def sends_extra(self) -> bool:
+    def takes_extra(self) -> bool:
         """Whether it sends its inputs to a device, and other arrays with them."""
         ...
 
@@ -70,7 +70,7 @@ class Runner(Protocol):
 
         Args:
             works: what to run.
-            extra: arrays to send to the device with them, if it `sends_extra`.
+            extra: arrays to send to the device with them, if it `takes_extra`.
 
         Returns:
             [rows, vocabulary] logits: of each work in turn, the `wanted` last rows.
@@ -126,7 +126,7 @@ class PackedRunner:
         self._device = model.device
         self._embedder = embedder
         self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
-        self.whole: Whole = embedder.whole if embedder is not None else "nothing"
+        self.unchunked: Unchunked = embedder.unchunked if embedder is not None else "nothing"
         self.lora_adapters = lora_adapters
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._graphs: DecodeGraphs | None = None
@@ -140,7 +140,7 @@ class PackedRunner:
         return DecodeGraphs(self._logits, self.cache.block_size, self.cache.blocks)
 
     @property
-    def sends_extra(self) -> bool:
+    def takes_extra(self) -> bool:
         """See `Runner`."""
         return bool(self._device.type != "cpu")
 
@@ -254,7 +254,7 @@ class PackedRunner:
                 positions=places,
                 device_starts=starts,
                 device_contexts=contexts,
-                reaches=reaches(works, self.whole) if self.whole != "nothing" else {},
+                last_keys=last_keys(works, self.unchunked) if self.unchunked != "nothing" else {},
             ),
         )
 

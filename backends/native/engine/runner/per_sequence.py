@@ -22,7 +22,7 @@ from backends.native.engine.devices import ExtraArrays
 from backends.native.engine.lora.layers import adapting
 from backends.native.engine.runner.stacking import Stacking, select, stack
 from backends.native.engine.scheduling.sequence import Sequence, Work
-from backends.native.protocol.messages import Whole
+from backends.native.protocol.messages import Unchunked
 
 # Arguments that are made from the sequences' lengths whenever others are stacked.
 _MADE = ("attention_mask", "position_ids")
@@ -67,10 +67,10 @@ class PerSequenceRunner:
     """
 
     execution_path = "per_sequence"
-    sends_extra = False
+    takes_extra = False
     speculates = False  # the model's cache object may hold states that cannot go back
     image_tokens = 0
-    whole: Whole = "prompt"
+    unchunked: Unchunked = "prompt"
     states: None = None
 
     def __init__(self, model: Any, lora_adapters: tuple[str, ...] = (), stacking: Stacking = Stacking.NONE) -> None:

@@ -33,9 +33,9 @@ from time import monotonic
 from backends.fairness import FairClock
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
-from backends.native.engine.scheduling.whole import Span, image_spans, uncut
+from backends.native.engine.scheduling.unchunked import Span, image_spans, unsplit
 from backends.native.protocol.blocks import extend_keys
-from backends.native.protocol.messages import Whole
+from backends.native.protocol.messages import Unchunked
 
 # Blocks between two snapshots of a sequence in decode. Each replaces the one before.
 _DECODE_SNAPSHOT_BLOCKS = 4
@@ -73,7 +73,7 @@ class Scheduler:
         step_tokens: the most tokens of one step; at least `max_sequences`.
         max_sequences: the most sequences running at once.
         max_waiting: the most sequences in the waiting queue; beyond, `add` raises `Overloaded`.
-        whole: what must not be split over steps; `step_tokens` must hold the largest.
+        unchunked: what must not be split over steps; `step_tokens` must hold the largest.
         prompt_logprob_chunk: the most tokens of a step for a prompt whose logprobs are requested, since each of them
             costs a row of logits.
         short_first: whether short sequences do not wait for long ones (`FairClock`).
@@ -91,7 +91,7 @@ class Scheduler:
         step_tokens: int,
         max_sequences: int,
         max_waiting: int = 1024,
-        whole: Whole = "nothing",
+        unchunked: Unchunked = "nothing",
         prompt_logprob_chunk: int = 256,
         short_first: bool = False,
         on_preempted: Callable[[Sequence], None] = lambda _: None,
@@ -108,7 +108,7 @@ class Scheduler:
         self._step_tokens = step_tokens
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
-        self._whole = whole
+        self._unchunked = unchunked
         self._prompt_logprob_chunk = prompt_logprob_chunk
         self._clock = FairClock(short_first=short_first)
         self._on_preempted = on_preempted
@@ -253,7 +253,7 @@ class Scheduler:
                 index += 1
                 continue
             # A prompt that must be run whole waits for a step with enough tokens left.
-            if self._whole == "prompt" and len(sequence.tokens) > budget:
+            if self._unchunked == "prompt" and len(sequence.tokens) > budget:
                 break
             hits = self._cached_blocks(sequence)
             if self._is_being_computed(sequence, len(hits)) or not self._fits(sequence, hits):
@@ -271,7 +271,7 @@ class Scheduler:
 
     def _spans(self, sequence: Sequence) -> list[Span]:
         """What of a sequence must not be cut."""
-        return image_spans(sequence.request.features) if self._whole == "image" else []
+        return image_spans(sequence.request.features) if self._unchunked == "image" else []
 
     def _chunk(self, sequence: Sequence, budget: int) -> Work | None:
         """The next tokens of a sequence, as many as `budget` has room for; None: it waits for a step with more."""
@@ -280,14 +280,16 @@ class Scheduler:
             return Work(sequence, sequence.computed, 1, True)
         # Each scored token makes a row of logits: 256 rows of 128,000 float32 scores are 131 MB. A runner that cannot
         # chunk prompts gets no such bound.
-        scored = sequence.scores_prompt and self._whole != "prompt"
+        scored = sequence.scores_prompt and self._unchunked != "prompt"
         limit = min(budget, self._prompt_logprob_chunk) if scored else budget
         count = min(pending, limit)
         if self._snapshots is not None:
             ends = (blocks * self.pool.size - sequence.computed for blocks in self._snapshot_blocks(sequence))
             count = min((end for end in ends if 0 < end < count), default=count)
         assert count > 0, "a running sequence has a pending token, and the budget has room for it"
-        if self._whole == "image" and not (count := uncut(self._spans(sequence), sequence.computed, count, budget)):
+        if self._unchunked == "image" and not (
+            count := unsplit(self._spans(sequence), sequence.computed, count, budget)
+        ):
             return None
         return Work(sequence, sequence.computed, count, count == pending)
 

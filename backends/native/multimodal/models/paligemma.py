@@ -11,7 +11,7 @@ from backends.native.multimodal.models.generic import (
     GenericProcessingInfo,
 )
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
-from backends.native.protocol.messages import Whole
+from backends.native.protocol.messages import Unchunked
 
 
 class PaliGemmaMultiModalProcessor(GenericMultiModalProcessor):
@@ -39,4 +39,4 @@ class PaliGemmaMultiModalProcessor(GenericMultiModalProcessor):
 class PaliGemmaForConditionalGeneration(GenericModel):
     """Wraps transformers' class of the same name."""
 
-    whole: Whole = "prompt"
+    unchunked: Unchunked = "prompt"

@@ -48,8 +48,8 @@ class Scripted:
     execution_path = "scripted"
     lora_adapters: tuple[str, ...] = ()
     states: None = None
-    whole = "nothing"
-    sends_extra = False
+    unchunked = "nothing"
+    takes_extra = False
 
     def __init__(self, fault: Callable[[Seq[Work]], None] = lambda _: None) -> None:
         self.fault = fault

@@ -214,11 +214,11 @@ def tiny(
         runner.forget(sequence)
 
     scheduler = Scheduler(
-        BlockPool(blocks, size, caching=caching and runner.whole != "prompt"),
+        BlockPool(blocks, size, caching=caching and runner.unchunked != "prompt"),
         step_tokens=step_tokens,
         max_sequences=max_sequences,
         max_waiting=max_waiting,
-        whole=runner.whole,
+        unchunked=runner.unchunked,
         on_preempted=on_preempted,
         snapshots=runner.states,
     )

@@ -18,7 +18,7 @@ from backends.native.backend import NativeBackend
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.loading.weights import load
-from backends.native.engine.multimodal.self_check import find_whole
+from backends.native.engine.multimodal.self_check import find_unchunked
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.models.generic import GenericModel
 from backends.native.multimodal.processing import NotServed
@@ -159,13 +159,13 @@ def test_the_check_notices_mistakes(folder: Path, wrapper: type[GenericModel], w
     if loaded.model.config.model_type == "paligemma":
         return  # registered, and not checked
     wrong = Registered(wrapper, GENERIC.processor, GENERIC.info, GENERIC.dummy_inputs)
-    ahead = find_whole(loaded.model, GENERIC, processor)
+    ahead = find_unchunked(loaded.model, GENERIC, processor)
     assert ahead == ("image" if loaded.model.config.model_type == "gemma3" else "nothing")
     if wrapper is _Flat and not hasattr(loaded.model.model, "get_rope_index"):
-        assert find_whole(loaded.model, wrong, processor) == ahead, "its positions are flat"
+        assert find_unchunked(loaded.model, wrong, processor) == ahead, "its positions are flat"
     else:
         with pytest.raises(NotServed, match=words):
-            find_whole(loaded.model, wrong, processor)
+            find_unchunked(loaded.model, wrong, processor)
 
 
 def test_a_model_of_ordinary_size_is_checked_as_well(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_model_of_ordinary_size_is_checked_as_well(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
     assert sum(each.numel() for each in model.parameters()) > 9_000_000_000
-    assert find_whole(model, GENERIC, load_processor(str(tmp_path))) == "nothing"
+    assert find_unchunked(model, GENERIC, load_processor(str(tmp_path))) == "nothing"
 
 
 async def test_an_unregistered_model_in_a_backend(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.scheduling.sequence import Sequence as EngineSequence
 from backends.native.engine.scheduling.sequence import Work
-from backends.native.engine.scheduling.whole import image_spans, uncut
+from backends.native.engine.scheduling.unchunked import image_spans, unsplit
 from backends.native.multimodal.inputs import ImageItem, MultiModalInputs
 from backends.native.multimodal.processing import BaseMultiModalProcessor
 from backends.native.multimodal.prompts import load_processor
@@ -114,7 +114,7 @@ class Checkpoint:
         self.processor: BaseMultiModalProcessor[Any] = load_processor(str(folder))
         self.wrapper = MULTIMODAL_REGISTRY.lookup(self.model.config).wrap(self.model)
         if self.model.config.model_type == "gemma3":
-            self.wrapper.whole = "image"  # as the check at load finds
+            self.wrapper.unchunked = "image"  # as the check at load finds
 
     def item(self, seed: int, width: int = 30, height: int = 20) -> ImageItem:
         """A random processed image."""
@@ -175,9 +175,9 @@ def _run(runner: PackedRunner, sequences: list[EngineSequence], chunk: int) -> l
 def _work(runner: PackedRunner, sequence: EngineSequence, chunk: int) -> Work:
     """About `chunk` tokens, as the scheduler would cut them."""
     start, count = sequence.computed, min(chunk, sequence.pending)
-    if runner.whole == "image":
-        count = uncut(image_spans(sequence.request.features), start, count, sequence.pending)
-    elif runner.whole == "prompt":
+    if runner.unchunked == "image":
+        count = unsplit(image_spans(sequence.request.features), start, count, sequence.pending)
+    elif runner.unchunked == "prompt":
         count = sequence.pending
     return Work(sequence, start, count, samples=count == sequence.pending)
 

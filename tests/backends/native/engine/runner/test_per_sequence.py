@@ -70,7 +70,7 @@ def test_a_forgotten_sequence_holds_no_memory(runner: PerSequenceRunner) -> None
 
 
 def test_prompts_are_run_whole_and_hold_no_images(runner: PerSequenceRunner) -> None:
-    assert (runner.execution_path, runner.whole, runner.image_tokens) == ("per_sequence", "prompt", 0)
+    assert (runner.execution_path, runner.unchunked, runner.image_tokens) == ("per_sequence", "prompt", 0)
 
 
 @torch.inference_mode()

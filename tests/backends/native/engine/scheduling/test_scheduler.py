@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Overloaded, Refused, Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
-from backends.native.protocol.messages import Feature, Submit, Whole
+from backends.native.protocol.messages import Feature, Submit, Unchunked
 
 
 def sequence(
@@ -182,7 +182,7 @@ def test_a_sequence_is_not_admitted_into_the_blocks_that_running_ones_need_next(
 
 
 def test_without_chunking_a_prompt_waits_for_a_step_that_holds_all_of_it() -> None:
-    s = scheduler(whole="prompt", step_tokens=12, max_sequences=4)
+    s = scheduler(unchunked="prompt", step_tokens=12, max_sequences=4)
     s.add(sequence(0, 10))
     s.add(sequence(1, 10))
     assert step(s) == [(0, 0, 10)]
@@ -260,19 +260,19 @@ class Interleavings(RuleBasedStateMachine):
         blocks=st.integers(3, 12),
         size=st.integers(1, 4),
         step_tokens=st.integers(3, 12),
-        whole=st.sampled_from(("nothing", "image", "prompt")),
+        unchunked=st.sampled_from(("nothing", "image", "prompt")),
         caching=st.booleans(),
     )
-    def start(self, blocks: int, size: int, step_tokens: int, whole: Whole, caching: bool) -> None:
-        self.pool = BlockPool(blocks, size, caching=caching and whole != "prompt")
-        self.whole = whole
-        self.step_tokens = step_tokens if whole != "prompt" else blocks * size + 3
+    def start(self, blocks: int, size: int, step_tokens: int, unchunked: Unchunked, caching: bool) -> None:
+        self.pool = BlockPool(blocks, size, caching=caching and unchunked != "prompt")
+        self.unchunked = unchunked
+        self.step_tokens = step_tokens if unchunked != "prompt" else blocks * size + 3
         self.scheduler = Scheduler(
             self.pool,
             step_tokens=self.step_tokens,
             max_sequences=3,
             max_waiting=5,
-            whole=whole,
+            unchunked=unchunked,
             prompt_logprob_chunk=2,
         )
         self.slots: dict[int, tuple[int, ...]] = {}  # slot -> the tokens up to and with the one it holds
@@ -290,7 +290,7 @@ class Interleavings(RuleBasedStateMachine):
     def submit(self, prompt: list[int], new: int, priority: int, prompt_logprobs: int, image: tuple[int, int]) -> None:
         added = sequence(self.arrivals, tuple(prompt), new, priority, prompt_logprobs)
         offset, length = image
-        if self.whole == "image" and offset + length <= len(prompt):
+        if self.unchunked == "image" and offset + length <= len(prompt):
             added.request = replace(added.request, features=(Feature(b"image", offset, length, b"", ()),))
         self.arrivals += 1
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from backends.native.multimodal.inputs import MultiModalInputs
-from backends.native.protocol.messages import Whole
+from backends.native.protocol.messages import Unchunked
 from tests.backends.native.multimodal.families import WORDS, save_gemma3, save_paligemma
 from tests.backends.native.multimodal.test_generate import generated, run, start
 from tests.backends.native.multimodal.test_logits import far
@@ -49,12 +49,12 @@ def test_the_window_ends_within_images(
     assert far(found[2], gemma3.plain(MultiModalInputs((5, 6, 7)), [])) < TOLERANCE
 
 
-@pytest.mark.parametrize("whole", ["nothing", "prompt"])
+@pytest.mark.parametrize("unchunked", ["nothing", "prompt"])
 def test_other_directions_are_noticed(
-    gemma3: Checkpoint, asked: tuple[MultiModalInputs, list[Any]], whole: Whole, monkeypatch: pytest.MonkeyPatch
+    gemma3: Checkpoint, asked: tuple[MultiModalInputs, list[Any]], unchunked: Unchunked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, items = asked
-    monkeypatch.setattr(gemma3.wrapper, "whole", whole)
+    monkeypatch.setattr(gemma3.wrapper, "unchunked", unchunked)
     assert far(gemma3.packed([inputs])[0], gemma3.plain(inputs, items)) > 100 * TOLERANCE
 
 
@@ -62,7 +62,7 @@ def test_a_cut_image_is_noticed(
     gemma3: Checkpoint, asked: tuple[MultiModalInputs, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs, items = asked
-    monkeypatch.setattr("tests.backends.native.multimodal.tiny.uncut", lambda _, __, count, ___: count)
+    monkeypatch.setattr("tests.backends.native.multimodal.tiny.unsplit", lambda _, __, count, ___: count)
     found: Tensor = gemma3.packed([inputs], 3)[0]
     assert far(found, gemma3.plain(inputs, items)) > 100 * TOLERANCE
 
@@ -99,5 +99,5 @@ def test_paligemma_lays_a_prompt_out_as_its_processor_does(tmp_path: Path) -> No
     for inputs, items in ((one, [item]), (two, [item, item])):
         assert far(checkpoint.packed([inputs], 3)[0], checkpoint.plain(inputs, items)) < TOLERANCE
     with torch.inference_mode():
-        checkpoint.wrapper.whole = "image"
+        checkpoint.wrapper.unchunked = "image"
         assert far(checkpoint.packed([one])[0], checkpoint.plain(one, [item])) > 100 * TOLERANCE

@@ -29,7 +29,7 @@ def image_spans(features: Sequence[Feature]) -> list[Span]:
     return spans
 
 
-def uncut(spans: Sequence[Span], start: int, count: int, budget: int) -> int:
+def unsplit(spans: Sequence[Span], start: int, count: int, budget: int) -> int:
     """How many tokens from `start` on to run instead of `count`, so that no span is cut; 0: `budget` has no room."""
     end = start + count
     cut = next(((first, stop) for first, stop in spans if first < end < stop), None)

@@ -8,39 +8,39 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.scheduling.sequence import Work
-from backends.native.engine.scheduling.whole import Span, image_spans
-from backends.native.protocol.messages import Whole
+from backends.native.engine.scheduling.unchunked import Span, image_spans
+from backends.native.protocol.messages import Unchunked
 
 
-def reaches(works: Seq[Work], whole: Whole) -> dict[int, Tensor]:
-    """See `AttentionMetadata.reaches`."""
+def last_keys(works: Seq[Work], unchunked: Unchunked) -> dict[int, Tensor]:
+    """See `AttentionMetadata.last_keys`."""
     found: dict[int, Tensor] = {}
     place = 0
     for work in works:
         # Each token of a work with drafts attends as a sequence of its own (`packed`), and is behind the prompt.
         if work.count > 1 and not work.drafts:
-            reach = _reach(work, _spans(work, whole))
-            if reach is not None:
-                found[place] = reach
+            last = _last(work, _spans(work, unchunked))
+            if last is not None:
+                found[place] = last
         place += work.count if work.drafts else 1
     return found
 
 
-def _spans(work: Work, whole: Whole) -> list[Span]:
+def _spans(work: Work, unchunked: Unchunked) -> list[Span]:
     """What of the sequence sees itself in both directions."""
     sequence = work.sequence
-    if work.start >= sequence.prompt_length or whole == "nothing":
+    if work.start >= sequence.prompt_length or unchunked == "nothing":
         return []
-    return [(0, sequence.prompt_length)] if whole == "prompt" else image_spans(sequence.request.features)
+    return [(0, sequence.prompt_length)] if unchunked == "prompt" else image_spans(sequence.request.features)
 
 
-def _reach(work: Work, spans: Seq[Span]) -> Tensor | None:
+def _last(work: Work, spans: Seq[Span]) -> Tensor | None:
     """[count], the position of the last token that each token of `work` sees; None: it is the token itself."""
     begin, end = work.start, work.start + work.count
     touched = [(max(first, begin), min(stop, end)) for first, stop in spans if first < end and stop > begin]
     if not any(stop - first > 1 for first, stop in touched):
         return None
-    reach = torch.arange(begin, end)
+    last = torch.arange(begin, end)
     for first, stop in touched:
-        reach[first - begin : stop - begin] = stop - 1
-    return reach
+        last[first - begin : stop - begin] = stop - 1
+    return last
