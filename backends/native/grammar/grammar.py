@@ -132,7 +132,8 @@ class GrammarCheck:
         try:
             # The fast path for a known grammar does not suspend.
             if not result.done():  # shielded: other requests may wait for the same result
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(result)), _CHECK_TIMEOUT)
+                async with asyncio.timeout(_CHECK_TIMEOUT):
+                    await asyncio.shield(asyncio.wrap_future(result))
         except TimeoutError:
             # Whether it is the grammar's fault is decided by CPU time (`_check`), and cached for the next request.
             raise Overloaded("The server is too busy to check the grammar.", retry_after=1.0) from None

@@ -66,8 +66,12 @@ class Feed:
         try:
             yield self._tick(Tick(self._number, self._revision))
             while not self._service.draining:
+                tick = None
                 with suppress(TimeoutError):
-                    yield await asyncio.wait_for(queue.get(), 2 * _INTERVAL)
+                    async with asyncio.timeout(2 * _INTERVAL):
+                        tick = await queue.get()
+                if tick is not None:
+                    yield tick
         finally:
             self._tabs.discard(queue)
 

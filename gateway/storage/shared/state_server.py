@@ -64,6 +64,8 @@ class StateServer:
         url, password = server_url(settings)
         options: dict[str, Any] = {
             "socket_connect_timeout": settings.timeout,
+            # `run` has the timeout: redis-py's is `asyncio.wait_for`, which may lose a cancellation on Python 3.11.
+            "socket_timeout": None,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
         }
@@ -74,15 +76,11 @@ class StateServer:
             options |= {"socket_keepalive": True, "socket_keepalive_options": numbers}
         try:
             pool = redis.BlockingConnectionPool.from_url(
-                url,
-                max_connections=_MOST_CONNECTIONS,
-                timeout=settings.timeout,
-                socket_timeout=settings.timeout,
-                **options,
+                url, max_connections=_MOST_CONNECTIONS, timeout=settings.timeout, **options
             )
             self._redis = redis.Redis.from_pool(pool)
             # One that listens hears nothing for hours.
-            self._listening: Any = redis.Redis.from_url(url, socket_timeout=None, **options)
+            self._listening: Any = redis.Redis.from_url(url, **options)
         except ValueError as error:
             raise ConfigError(f"the URL in the environment variable {settings.url_env} is wrong: {error}") from None
         self._failures = (RedisError, OSError, TimeoutError)
