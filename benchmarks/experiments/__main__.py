@@ -12,7 +12,7 @@ import argparse
 import time
 
 from benchmarks.experiments.cells import Cell, changing, equal_arms, real_effects, users
-from benchmarks.experiments.simulate import ALPHA, print_again, print_cells
+from benchmarks.experiments.simulate import ALPHA, Found, error, print_again, print_cells, print_power
 from benchmarks.experiments.tables import print_families, print_guardrail, print_quantiles, print_sample_ratio
 
 
@@ -24,21 +24,22 @@ def main() -> None:
     options = parser.parse_args()
     runs, requests = options.runs or (20 if options.quick else 200), 10_000 if options.quick else 20_000
     began = time.process_time()
-    error = 1.96 * (ALPHA * (1 - ALPHA) / runs) ** 0.5
     print(
-        f"{runs} experiments of {requests:,} requests for each cell, alpha {ALPHA}: a share of {ALPHA} is ±{error:.3f}."
+        f"{runs} experiments of {requests:,} requests for each cell, alpha {ALPHA}: a share of {ALPHA} is "
+        f"±{error(runs):.3f}. Twice as many where arms differ."
     )
-    misses: dict[Cell, float] = {}
-    for title, cells in (
-        ("Equal arms", equal_arms(requests)),
-        ("Real effects", real_effects(requests)),
-        ("Users", users(requests)),
-        ("Changing traffic, changing splits", changing(requests)),
+    found: dict[Cell, Found] = {}
+    for title, cells, times in (
+        ("Equal arms", equal_arms(requests), 1),
+        ("Real effects", effects := real_effects(requests), 2),
+        ("Users", users(requests), 1),
+        ("Changing traffic, changing splits", changing(requests), 1),
     ):
-        misses |= print_cells(title, cells, runs)
-    shares = misses.values()
+        found |= print_cells(title, cells, times * runs)
+    shares = [each.missed for each in found.values()]
     print(f"\nOf {len(shares)} cells the highest is {max(shares):.3f}, and the mean {sum(shares) / len(shares):.3f}.")
-    print_again(misses, 5 * runs)
+    print_power({cell: found[cell] for cell in effects}, 2 * runs, 5 * runs)
+    print_again(found, 5 * runs)
     print_families(max(1, runs // 2), requests)
     print_sample_ratio(runs, requests)
     print_guardrail(max(1, runs // 2))

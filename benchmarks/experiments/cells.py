@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import log
+from math import exp, log
 
 from benchmarks.experiments.traffic import (
     Draw,
@@ -36,6 +36,7 @@ class Cell:
         traffic: how they come.
         truth: the difference of the rates, or of the mean logarithms, of each other arm to the control.
         rate: whether values are 0 and 1; else seconds, compared by their logarithms.
+        seconds: the difference of the means in seconds, if it is not `truth`.
     """
 
     title: str
@@ -43,6 +44,12 @@ class Cell:
     traffic: Traffic
     truth: float = 0.0
     rate: bool = False
+    seconds: float | None = None
+
+    @property
+    def truth_of_means(self) -> float:
+        """The difference of the means of the values as they are."""
+        return self.truth if self.seconds is None else self.seconds
 
 
 def equal_arms(requests: int) -> list[Cell]:
@@ -71,12 +78,19 @@ def real_effects(requests: int) -> list[Cell]:
         for name, at in two.items()
     ]
     found += [
-        Cell(f"lognormal, sigma {sigma}, {longer:+.0%}, {name}", lognormal(sigma, longer), at, log(1 + longer))
+        Cell(
+            f"lognormal, sigma {sigma}, {longer:+.0%}, {name}",
+            lognormal(sigma, longer),
+            at,
+            log(1 + longer),
+            seconds=longer * exp(sigma**2 / 2),
+        )
         for sigma, longer in ((0.5, 0.05), (0.5, 0.1), (0.5, 0.2), (1.0, 0.1), (1.5, 0.5))
         for name, at in two.items()
     ]
     return found + [
-        Cell(f"20 % more time-outs, {name}", time_outs(0.01, 60, 0.2), at, 0.002 * log(60)) for name, at in two.items()
+        Cell(f"20 % more time-outs, {name}", time_outs(0.01, 60, 0.2), at, 0.002 * log(60), seconds=0.118 * exp(0.125))
+        for name, at in two.items()
     ]
 
 

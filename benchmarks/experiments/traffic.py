@@ -86,6 +86,11 @@ def lognormal(sigma: float, longer: float = 0.0, level: Callable[[Array], Array]
     return values
 
 
+def as_control(values: Draw) -> Draw:
+    """The same values for all arms: the control's."""
+    return lambda source, arms, when, own: values(source, np.zeros_like(arms), when, own)
+
+
 def pareto(shape: float) -> Draw:
     """Seconds with a heavy tail, of at least 1."""
     return lambda source, arms, _when, _own: 1 + source.pareto(shape, len(arms))

@@ -6,7 +6,8 @@ import json
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -61,16 +62,15 @@ def port() -> Iterator[int]:
 
 
 def test_figures_of_two_gateways_add_up_to_those_of_one(tmp_path: Path, port: int) -> None:
+    folders = [(tmp_path / name, workers) for name, workers in (("alone", 1), ("one", 1), ("two", 2))]
+    contexts = [serving("--config", configured(*each, port), log=each[0] / "log") for each in folders]
     with ExitStack() as stack:
-        alone, one, two = (
-            stack.enter_context(
-                serving("--config", configured(tmp_path / name, port, workers), log=tmp_path / name / "log")
-            )
-            for name, workers in (("alone", 1), ("one", 1), ("two", 2))
-        )
-        ask(alone, USERS)
-        ask(one, USERS[:200])
-        ask(two, USERS[200:])
+        with ThreadPoolExecutor() as pool:  # its end waits for all, so that the stack has all that began
+            alone, one, two = pool.map(stack.enter_context, contexts)
+        asked = [(alone, user) for user in USERS] + [(one if user < 200 else two, user) for user in USERS]
+        with ThreadPoolExecutor(4) as pool:
+            for answer in [pool.submit(ask, *each) for each in asked]:
+                answer.result()
         source, target = (str(tmp_path / name / "state.json.experiments") for name in ("two", "one"))
         before = report(one)
         for _ in range(2):  # a second call replaces what the first one has added
@@ -91,18 +91,17 @@ def test_figures_of_two_gateways_add_up_to_those_of_one(tmp_path: Path, port: in
     assert found["verdict"]["word"] == expected["verdict"]["word"] == "stop"
 
 
-def configured(folder: Path, port: int, workers: int) -> str:
+def configured(folder: Path, workers: int, port: int) -> str:
     folder.mkdir()
     (file := folder / "gateway.toml").write_text(CONFIG.format(folder=folder, port=port, workers=workers))
     return str(file)
 
 
-def ask(gateway: Gateway, users: Iterable[int]) -> None:
-    for user in users:
-        content = "x" * (user % 90 + 1)
-        body = {"model": "chat", "user": f"u{user}", "messages": [{"role": "user", "content": content}]}
-        with suppress(urllib.error.HTTPError):  # of the arm that refuses long prompts
-            gateway.ask("/v1/chat/completions", body)
+def ask(gateway: Gateway, user: int) -> None:
+    content = "x" * (user % 90 + 1)
+    body = {"model": "chat", "user": f"u{user}", "messages": [{"role": "user", "content": content}]}
+    with suppress(urllib.error.HTTPError):  # of the arm that refuses long prompts
+        gateway.ask("/v1/chat/completions", body)
 
 
 def report(gateway: Gateway) -> Any:
