@@ -107,6 +107,7 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.goodput --remote
 	$(VENV)/bin/python -m benchmarks.images
 	$(VENV)/bin/python -m benchmarks.limits --seconds 119
+	$(VENV)/bin/python -m benchmarks.answer_cache
 
 bench-peers: $(VENV)/.installed  ## the gateway beside other gateways, installed first (nginx: the system's), in front of one upstream
 	-$(MAKE) --keep-going $(PEERS)/routers/.installed $(PEERS)/litellm/.installed

@@ -4,6 +4,7 @@ Clients with two keys ask four workers as fast as they may, and wait as the serv
 limit of requests and one of tokens. A window slides, so that in ten minutes less a second a saturated limit lets pass
 ten times its number. The cost is that of all that a key and its limits add to a request, in one process: the key is
 found and given its share of the places, two limits are checked and corrected, and the answer's six headers are written.
+At the end a key is revoked, and the time is taken until as many connections, over all workers, are refused.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import asyncio
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +25,7 @@ import httpx
 from adapters.rate_limits import openai_limit_headers
 from benchmarks.gateway import cpu_seconds, server
 from gateway.access.keys import Keys
-from gateway.access.keys_file import keys_file, new_key
+from gateway.access.keys_file import keys_file, new_key, revoke_key
 from gateway.access.local_limiter import LocalLimiter
 from gateway.access.rules import RuleTable, estimated_tokens
 from gateway.config import Limit
@@ -64,6 +68,9 @@ def main() -> None:
                 most = windows * (limit.requests or limit.tokens or 0)
                 print(f"{name:9} {passed[name]:7} of {most:7.0f} allowed: {passed[name] / most:.4f}")
             print(f"{refused} requests refused, {cpu_seconds(pid) - before:.1f} s CPU of the server")
+            revoke = partial(revoke_key, keys_file(file), "requests")
+            taken = asyncio.run(revoked(port, keys["requests"], revoke, given.clients))
+            print(f"a revoked key is refused after {taken:.2f} s")
 
 
 async def drive(port: int, keys: dict[str, str], clients: int, seconds: float) -> tuple[Counter[str], int]:
@@ -88,6 +95,26 @@ async def drive(port: int, keys: dict[str, str], clients: int, seconds: float) -
 
     await asyncio.gather(*(ask(list(keys)[place % len(keys)]) for place in range(clients)))
     return passed, refused
+
+
+async def revoked(port: int, key: str, revoke: Callable[[], None], clients: int) -> float:
+    """Seconds from the revocation of a key until each of some connections is refused."""
+    headers = {"authorization": f"Bearer {key}"}
+    url = f"http://127.0.0.1:{port}"
+    opened = [httpx.AsyncClient(base_url=url, headers=headers, timeout=60) for _ in range(clients)]
+
+    async def refused(client: httpx.AsyncClient) -> float:
+        while (await client.get("/v1/models")).status_code != 401:  # noqa: ASYNC110 - what is measured
+            await asyncio.sleep(0.05)
+        return time.monotonic()
+
+    async with AsyncExitStack() as stack:
+        for client in opened:
+            await stack.enter_async_context(client)
+            (await client.get("/v1/models")).raise_for_status()
+        revoke()
+        began = time.monotonic()
+        return max(await asyncio.gather(*map(refused, opened))) - began
 
 
 async def cost(file: Path) -> str:

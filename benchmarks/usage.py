@@ -348,7 +348,8 @@ def main() -> int:
             chance = random.Random(1)
 
             def kill() -> None:
-                os.kill(chance.choice(descendants(pid)), signal.SIGKILL)
+                if workers := descendants(pid):  # on a busy machine, the next ones may not have been started yet
+                    os.kill(chance.choice(workers), signal.SIGKILL)
 
             url = f"http://127.0.0.1:{port}"
             seen = asyncio.run(drive(url, keys, given.requests, given.clients, kill, given.kills))

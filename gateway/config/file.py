@@ -267,9 +267,6 @@ def _wrong_in_server(server: ServerSection) -> Iterator[Problem]:
 def _stateless(config: Config, endpoints: Collection[str]) -> Iterator[Problem]:
     """What needs a state file: changes while serving, and names of endpoints that may be created later."""
     server = config.server
-    if server.admin_keys_env is not None and server.keys_file is None:
-        text = "server: `admin_keys_env` needs a `state_file` or a `keys_file`, which admins change"
-        yield Problem(("server", "admin_keys_env"), text)
     for name, endpoint in config.endpoints.items():
         if endpoint.experiment.ramp is not None:
             text = f"endpoints.{name}: a `ramp` needs a `state_file`, which keeps it"

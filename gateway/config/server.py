@@ -133,9 +133,9 @@ class ServerSection(Section, frozen=True):
             chosen, the best one first; None: clients have no say in it.
         cors_origins: origins whose pages may use the server from a browser; "*": all.
         keys_env: environment variable with the API keys, separated by commas.
-        admin_keys_env: the same for keys that may also change endpoints while the server runs.
+        admin_keys_env: the same for keys that may also change endpoints and models while the server runs.
         keys_file: named keys with roles, endpoints and limits of their own; `gateway keys` makes them.
-        state_file: keeps these changes.
+        state_file: keeps the changes of endpoints, which are refused without it.
         storage_folder: for what clients have stored (responses, conversations, chat completions), which then outlasts
             the server; None: it ends with the server.
         drain_delay: between SIGTERM and the end of accepting connections.

@@ -37,9 +37,7 @@ async def test_models_are_managed_over_http(tmp_path: Path, monkeypatch: pytest.
     native = {"kind": "native", "engine": "inprocess", "threads": 1, "dtype": "float32", "device": "cpu"}
     app = create_app(
         Config(
-            server=ServerSection(
-                admin_keys_env="ADMIN_KEYS", keys_env="CLIENT_KEYS", state_file=str(tmp_path / "state.json")
-            ),
+            server=ServerSection(admin_keys_env="ADMIN_KEYS", keys_env="CLIENT_KEYS"),
             backends={"n": native | {"lora_folder": str(tmp_path / "loras")}, "s": {"kind": "scripted"}},
             endpoints={
                 "demo": Endpoint(served_entities=(ServedEntity(name="n", backend="n"),)),

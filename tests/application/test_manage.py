@@ -11,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from litestar import Litestar
+from msgspec.structs import replace
 
 from backends.base import Health
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
-from gateway.config import Config, ConfigError, Endpoint, ServerSection, parse
+from gateway.config import Config, ConfigError, Endpoint, ServerSection
 from gateway.deployment.state_file import LiveDeployments
 from tests.gateway.serving import MESSAGES, chat, endpoint, running, unit_for
 
@@ -188,8 +189,14 @@ async def test_changes_are_forbidden_without_admin_keys() -> None:
     async with running(app) as client:
         assert (await put(client, arms(("a", "s/echo", 100)))).status_code == 403
         assert (await client.delete(f"{URL}/chat", headers=ADMIN)).status_code == 403
-    with pytest.raises(ConfigError, match="2: server: `admin_keys_env` needs a `state_file`"):
-        parse('[server]\nadmin_keys_env = "ADMIN_KEYS"\n')
+
+
+async def test_changes_are_forbidden_without_a_state_file(tmp_path: Path) -> None:
+    known = config(tmp_path)
+    app = create_app(replace(known, server=replace(known.server, state_file=None)))
+    async with running(app) as client:
+        refused = await put(client, arms(("a", "s/echo", 100)))
+        assert (refused.status_code, "the server has no state file" in refused.json()["message"]) == (403, True)
 
 
 async def test_an_update_waits_for_its_backends_and_blocks_other_updates(tmp_path: Path) -> None:

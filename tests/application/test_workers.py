@@ -1,4 +1,4 @@
-"""Several worker processes: a unit has the same arm on each of them, and each reports the counters of all."""
+"""Several worker processes: a unit has one arm on all of them, each reports all counters, and keys hold for all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from gateway.access.keys_file import keys_file, new_key, revoke_key
 from gateway.routing.assignment import assign
-from tests.gateway.processes import LIMIT, Gateway, serving
+from tests.gateway.processes import LIMIT, SCRIPTED, Gateway, serving, until
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +46,31 @@ def test_workers_agree_and_report_all_counters(tmp_path: Path) -> None:
     arms = reports[0]["arms"]
     assert sum(arm["exposures"] for arm in arms) == 200
     assert sum(arm["exposures"] * arm["means"]["liked"] for arm in arms) == pytest.approx(100)
+
+
+def test_a_revoked_key_is_refused_by_all_workers(tmp_path: Path) -> None:
+    """How soon is printed by `benchmarks.limits`."""
+    keys = keys_file(tmp_path / "keys.json")
+    stays, goes = (new_key(keys, name) for name in ("stays", "goes"))
+    config = SCRIPTED.format(workers=2).replace("workers", f'keys_file = "{tmp_path}/keys.json"\nworkers')
+    (tmp_path / "gateway.toml").write_text(config)
+
+    def status(key: str) -> int:
+        headers = {"authorization": f"Bearer {key}"}
+        with httpx.Client(headers=headers, timeout=LIMIT) as client:  # a connection of its own
+            return client.get(f"{gateway.url}/v1/models").status_code
+
+    with serving("--config", str(tmp_path / "gateway.toml"), log=tmp_path / "log") as gateway:
+        workers = gateway.workers()
+        assert len(workers) == 2
+        for worker in workers:
+            with gateway.only(worker):
+                assert (status(stays), status(goes)) == (200, 200)
+        revoke_key(keys, "goes")
+        for worker in workers:
+            with gateway.only(worker):
+                until(lambda: status(goes) == 401, tmp_path / "log")
+                assert status(stays) == 200
 
 
 def ask(gateway: Gateway, user: int) -> str:

@@ -139,7 +139,6 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
     "no certificate": (("port = 0", "ssl_keyfile = 'server.key'"), 2, "`ssl_keyfile` needs an `ssl_certfile`"),
     "server certificate": (("port = 0", "ssl_certfile = 'none.pem'"), 2, "there is no file none.pem"),
     "default": (("port = 0", "default = 'chatt'"), 2, "there is no endpoint 'chatt'; did you mean 'chat'?"),
-    "admin": (("port = 0", "admin_keys_env = 'HOME'"), 2, "`admin_keys_env` needs a `state_file`"),
     "export": (("port = 0", "workers = 4\nexport = { folder = '/tmp', files = 4 }"), 3, "`files` must be more"),
     "client key": (("[endpoints", "client_key = 'x'\n[endpoints"), 7, "`client_key` needs a `client_cert`"),
     "proxy password": (("[endpoints", "proxy = 'http://u:p@h:1'\n[endpoints"), 7, "is a secret"),

@@ -25,6 +25,7 @@ from schemas.ir import Generate, Origin, Sampling, TextPrompt
 MESSAGES = [{"role": "user", "content": "Hi"}]
 GREEDY = {"temperature": 0}
 CACHE = Cache()
+GEMINI = {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}], "generationConfig": GREEDY}
 
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "openai": ("/v1/chat/completions", {"model": "chat", "messages": MESSAGES} | GREEDY),
@@ -40,6 +41,10 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "triton": ("/v2/models/chat/generate", {"text_input": "Hi"} | GREEDY),
     "databricks": ("/serving-endpoints/chat/invocations", {"messages": MESSAGES} | GREEDY),
     "responses": ("/v1/responses", {"model": "chat", "input": "Hi", "store": False} | GREEDY),
+    "gemini": ("/v1beta/models/chat:generateContent", GEMINI),
+    "gemini stream": ("/v1beta/models/chat:streamGenerateContent?alt=sse", GEMINI),
+    "ollama": ("/api/chat", {"model": "chat", "messages": MESSAGES, "stream": False, "options": GREEDY}),
+    "ollama stream": ("/api/chat", {"model": "chat", "messages": MESSAGES, "options": GREEDY}),
 }
 
 

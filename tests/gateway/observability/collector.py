@@ -1,6 +1,7 @@
 """A receiver of OTLP over HTTP, which decodes what it gets with OpenTelemetry's own protobuf classes.
 
-Neither pip, npm nor Debian ships the collector itself.
+It plays collectors that hang or are away, which a real one cannot, and reads what a real one hands on
+(`tests/application/test_telemetry.py`).
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def collector() -> Iterator[Collector]:
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             if self.path == "/v1/metrics":
-                (sent,) = ExportMetricsServiceRequest.FromString(body).resource_metrics
-                made.metrics.append({metric.name: metric for metric in sent.scope_metrics[0].metrics})
+                for sent in ExportMetricsServiceRequest.FromString(body).resource_metrics:
+                    made.metrics.append({metric.name: metric for metric in sent.scope_metrics[0].metrics})
             elif self.path == "/v1/logs":
                 for logs in ExportLogsServiceRequest.FromString(body).resource_logs:
                     made.logs += [record for scope in logs.scope_logs for record in scope.log_records]
