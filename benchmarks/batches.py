@@ -4,7 +4,7 @@
 
 First the whole gateway, supervisor and workers, is killed in the middle of a batch and started again. Then clients ask
 as fast as they can, with a batch beside them and without one in turns: a slowdown is the median of the ratios of two
-neighbours. Two neighbours of the same kind show the machine's noise. On a machine with other work, the CPU time that the
+neighbours. Neighbours of the same kind show the machine's noise. On a machine with other work, the CPU time that the
 gateway takes for each of their requests says more than their times.
 """
 
