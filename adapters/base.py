@@ -323,3 +323,13 @@ class Adapter:
     client: Callable[[Any], ClientCodec]
     rpc: Callable[[Any], RpcCodec] | None = None
     rpc_client: Callable[[Any], ClientCodec] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteAdapter:
+    """A protocol that remotes speak and no client does: an `Adapter` without a server codec, and not registered."""
+
+    name: str
+    dialects: Mapping[str, Any]
+    client: Callable[[Any], ClientCodec]
+    rpc_client: Callable[[Any], ClientCodec] | None = None

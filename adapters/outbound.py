@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from schemas.errors import UnsupportedFeature
-from schemas.ir import Embed, Generate, ImagePart
+from schemas.ir import ChatPrompt, Embed, Generate, ImagePart, Message, TextPart, TextPrompt
 
 _JPEG_BASE64 = "/9j/"
 """The first characters of every JPEG in base64."""
@@ -31,6 +31,22 @@ def relayed_body(body: bytes, fixed: Mapping[str, Any]) -> bytes:
 def inexpressible(feature: str) -> UnsupportedFeature:
     """The refusal of a request for a `feature` that the remote's protocol has no field for."""
     return UnsupportedFeature(f"The backend's protocol cannot express {feature.replace('_', ' ')}.", feature=feature)
+
+
+def conversation(request: Generate) -> tuple[Message, ...]:
+    """The messages of a request for an API of messages alone. A text that needs the chat template is a user's message.
+
+    Raises:
+        schemas.errors.UnsupportedFeature: the prompt is a raw text, which has no chat template, or token ids.
+    """
+    prompt = request.prompts[0]
+    if isinstance(prompt, ChatPrompt):
+        return prompt.messages
+    if not isinstance(prompt, TextPrompt):
+        raise inexpressible("token_prompts")
+    if request.raw_prompt:
+        raise inexpressible("raw_text")
+    return (Message("user", (*prompt.images, TextPart(prompt.text)) if prompt.images else prompt.text),)
 
 
 def image_url(image: ImagePart) -> str:

@@ -3,8 +3,9 @@
     python -m benchmarks.batches [--lines 10000] [--kills 2] [--pairs 10] [--seconds 3]
 
 First the whole gateway, supervisor and workers, is killed in the middle of a batch and started again. Then clients ask
-as fast as they can, with a batch beside them and without one in turns: a slowdown is the ratio of two neighbours. On a
-machine with other work, the CPU time that the gateway takes for each of their requests says more than their times.
+as fast as they can, with a batch beside them and without one in turns: a slowdown is the median of the ratios of two
+neighbours. Neighbours of the same kind show the machine's noise. On a machine with other work, the CPU time that the
+gateway takes for each of their requests says more than their times.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 import time
 import urllib.request
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -270,14 +272,30 @@ def main() -> None:
         print(f"{options.lines} lines, {options.kills} kills of the whole gateway: {outcome.seconds:.0f} s")
         print(f"  results {outcome.lines}, missing {outcome.missing}, twice {outcome.twice}, wrong {outcome.wrong}")
         print(f"  records {outcome.records}: {outcome.records - options.lines} lines were asked again after a kill")
+    before = os.getloadavg()[0]
     pairs, rate = asyncio.run(beside(options.lines, options.pairs, options.seconds))
     for name, better in (("rate", -1), ("median", 1), ("tail", 1), ("cpu", 1)):
         ratios = [(getattr(with_batch, name) / getattr(without, name)) ** better for without, with_batch in pairs]
         alone = median(getattr(without, name) for without, _ in pairs)
         print(
-            f"{name:7} alone {alone:.6g}; slower beside a batch by {median(ratios) - 1:+.1%} (median of {len(pairs)})"
+            f"{name:7} alone {alone:.6g}; slower beside a batch by {median(ratios) - 1:+.1%} (median of {len(pairs)});"
+            f" noise {_noise(pairs, name):.1%}"
         )
-    print(f"lines answered beside clients: {rate:.1f} a second")
+    print(f"lines answered beside clients: {rate:.1f} a second; load {before:.1f} to {os.getloadavg()[0]:.1f}")
+
+
+def _noise(pairs: list[tuple[Phase, Phase]], name: str) -> float:
+    """The standard error of a median of so many ratios where nothing differs.
+
+    The last phase of each pair and the first of the next one are of the same kind, since the order turns round.
+    """
+    differences = [
+        abs(getattr(after[kind], name) / getattr(before[kind], name) - 1)
+        for number, (before, after) in enumerate(pairwise(pairs))
+        for kind in [number % 2]  # the first pair has the batch first: it ends without one
+    ]
+    # The median of absolute differences is 0.674 standard deviations; a median's error is 1.25 times a mean's.
+    return 1.25 * median(differences) / 0.674 / len(pairs) ** 0.5 if differences else float("nan")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import write_conversation
 from adapters.anthropic.relay import relays, remote_headers
 from adapters.base import Outbound
-from adapters.outbound import inexpressible, relayed_body
-from schemas.ir import ChatPrompt, Generate, Grammar, Message, TextPart, TextPrompt, Tool, ToolChoice
+from adapters.outbound import conversation, inexpressible, relayed_body
+from schemas.ir import Generate, Grammar, Tool, ToolChoice
 
 DEFAULT_MAX_TOKENS = 4096
 """`max_tokens` where the client set none: the protocol requires the field."""
@@ -46,7 +46,7 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
         fixed = {"model": request.model} | ({"stream": True} if request.stream else {})
         return Outbound("/v1/messages", relayed_body(origin.body, fixed), headers=remote_headers(origin.headers))
     _refuse_unsupported(dialect, request)
-    system, turns = write_conversation(_messages(request))
+    system, turns = write_conversation(conversation(request))
     sampling, stopping = request.sampling, request.stopping
     fields: dict[str, Any] = {
         "model": request.model,
@@ -85,19 +85,6 @@ def _refuse_unsupported(dialect: Dialect, request: Generate) -> None:
         asked.append("temperature")
     if asked:
         raise inexpressible(asked[0])
-
-
-def _messages(request: Generate) -> tuple[Message, ...]:
-    """The conversation. A text that needs the chat template is a user's message."""
-    prompt = request.prompts[0]
-    if isinstance(prompt, ChatPrompt):
-        return prompt.messages
-    if not isinstance(prompt, TextPrompt):
-        raise inexpressible("token_prompts")
-    # A raw prompt (no chat template) has no equivalent in an API of messages alone.
-    if request.raw_prompt:
-        raise inexpressible("raw_text")
-    return (Message("user", (*prompt.images, TextPart(prompt.text)) if prompt.images else prompt.text),)
 
 
 def _output_config(grammar: Grammar | None) -> dict[str, Any] | None:

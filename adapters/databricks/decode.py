@@ -17,7 +17,7 @@ from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_
 from schemas import databricks as wire
 from schemas.errors import InvalidRequest
 from schemas.ir import Embed, Generate, Origin, Tokenize
-from schemas.responses import ResponseRequest
+from schemas.openai.responses import ResponseRequest
 
 _TASKS = {"messages": "chat", "prompt": "completions", "input": "embeddings"}
 """A field that the body of a task must have -> the task, named as the route that serves it alone."""

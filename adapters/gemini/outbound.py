@@ -14,16 +14,13 @@ import msgspec
 from adapters.base import Outbound
 from adapters.gemini.contents import write_conversation
 from adapters.gemini.dialects import Dialect
-from adapters.outbound import has_body_for, inexpressible
+from adapters.outbound import conversation, has_body_for, inexpressible
 from schemas.ir import (
-    ChatPrompt,
     Embed,
     Generate,
     Grammar,
-    Message,
     Sampling,
     Stopping,
-    TextPart,
     TextPrompt,
     Tool,
     ToolChoice,
@@ -68,18 +65,8 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
     if origin is not None and relays(dialect, request):
         return Outbound(path, origin.body)
     _refuse_unsupported(dialect, request)
-    prompt = request.prompts[0]
-    if isinstance(prompt, TextPrompt):
-        # A raw prompt (no chat template) has no equivalent in an API of messages alone.
-        if request.raw_prompt:
-            raise inexpressible("raw_text")
-        parts = write_conversation(_as_chat(prompt).messages)
-    elif isinstance(prompt, ChatPrompt):
-        parts = write_conversation(prompt.messages)
-    else:
-        raise inexpressible("token_prompts")
     fields = {
-        **parts,
+        **write_conversation(conversation(request)),
         "tools": [{"functionDeclarations": [_tool(tool) for tool in request.tools]}] if request.tools else None,
         "toolConfig": _tool_config(request.tool_choice),
         "generationConfig": _config(request) or None,
@@ -111,10 +98,6 @@ def write_embed(dialect: Dialect, request: Embed) -> Outbound:
 def _model(name: str) -> str:
     # A name may have a resource of its own, such as `tunedModels/x`; other characters are escaped.
     return f"/{quote(name if '/' in name else f'models/{name}', safe='/')}"
-
-
-def _as_chat(prompt: TextPrompt) -> ChatPrompt:
-    return ChatPrompt((Message("user", (*prompt.images, TextPart(prompt.text)) if prompt.images else prompt.text),))
 
 
 def _refuse_unsupported(dialect: Dialect, request: Generate) -> None:

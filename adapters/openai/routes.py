@@ -7,7 +7,7 @@ from typing import Any, Literal
 from adapters.base import Route
 from adapters.openai.responses.decode import COUNT, OPERATION
 from schemas.openai import answers, conversations, requests
-from schemas.responses import Deleted, InputTokens, ItemList, Response, ResponseRequest
+from schemas.openai.responses import Deleted, InputTokens, ItemList, Response, ResponseRequest
 
 _QUESTION = {"model": "{model}", "input": "What is the capital of France?"}
 

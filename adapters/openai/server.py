@@ -42,9 +42,9 @@ from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 from schemas.openai import answers, requests
+from schemas.openai.responses import ResponseRequest
 from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizerDescription, TokenizeRequest, TokenList
 from schemas.origin import Relay
-from schemas.responses import ResponseRequest
 from schemas.scores import Score, Scores
 
 OBJECT_STEPS: dict[str, Callable[[Call], Steps[Reply | Follow]] | Callable[[Call], Steps[Reply]]] = {

@@ -13,13 +13,14 @@ from typing import Any
 import msgspec
 
 from adapters import anthropic as _anthropic
+from adapters import cohere as _cohere
 from adapters import databricks as _databricks
 from adapters import gemini as _gemini
 from adapters import ollama as _ollama
 from adapters import openai as _openai
 from adapters import tgi as _tgi
 from adapters import triton as _triton
-from adapters.base import Adapter, ClientCodec, Reply
+from adapters.base import Adapter, ClientCodec, RemoteAdapter, Reply
 from adapters.optional import EmbeddingCodec, RelayCodec
 from backends.base import Feature
 from backends.remote.asking import Spoken
@@ -45,7 +46,7 @@ class RemoteProtocol:
     the protocol over gRPC.
     """
 
-    adapter: Adapter
+    adapter: Adapter | RemoteAdapter
     dialect: str
     prefix: str = ""
     model: str | None = None
@@ -225,6 +226,10 @@ _GEMINI = frozenset(
 )
 
 
+# Log-probabilities are those of pieces of text, not of tokens.
+_COHERE = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR, Feature.TRUNCATION})
+
+
 def _openai_at_v1(dialect: str, model: str | None = None) -> RemoteProtocol:
     """The OpenAI protocol that servers of other protocols offer beside their own."""
     return RemoteProtocol(_openai.ADAPTER, dialect, "/v1", model)
@@ -279,6 +284,14 @@ anthropic = Kind(
     "/v1/models",
     raw_text=False,
     telling=Telling("/v1/models/{model}", lambda answer: {"": answer["max_input_tokens"]}),
+)
+cohere = Kind(
+    (RemoteProtocol(_cohere.ADAPTER, "cohere"),),
+    _COHERE,
+    "/v1/models",
+    embeddings=True,
+    raw_text=False,
+    telling=Telling("/v1/models/{model}", lambda answer: {"": int(answer["context_length"])}),
 )
 databricks = Kind(
     (RemoteProtocol(_databricks.ADAPTER, "databricks"),), _DATABRICKS, "/api/2.0/serving-endpoints", embeddings=True

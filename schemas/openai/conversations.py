@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from schemas.responses import Item
+from schemas.openai.responses import Item
 
 Metadata = dict[str, str]
 

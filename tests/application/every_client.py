@@ -23,6 +23,7 @@ from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity, ServerSection
 from gateway.config.server import Mount
 from schemas.ir import Embed, Embeddings, Events, Generate
+from tests.adapters.cohere.server import CohereServer
 from tests.gateway.grpc.calls import ask, channel, grpc_port, method, over_grpc
 from tests.gateway.serving import config, listening, running
 
@@ -212,6 +213,7 @@ UPSTREAMS: dict[str, Body] = {
     '`anthropic`, `raw_text = "as_chat"`': {"kind": "anthropic", "url": "", "raw_text": "as_chat"},
     "`gemini`": {"kind": "gemini", "url": "/v1beta"},
     "`ollama`": {"kind": "ollama", "url": ""},
+    "`cohere`": {"kind": "cohere", "url": "/cohere"},
     "`tgi`": {"kind": "tgi", "url": ""},
     "`tgi-0.9`": {"kind": "tgi-0.9", "url": "/old"},
     "`tgi-0.9` with a chat template": {"kind": "tgi-0.9", "url": "/old", "chat_template": TEMPLATE},
@@ -317,7 +319,7 @@ def page(found: Table) -> str:
 def _inner(names: list[str]) -> tuple[Any, Recording]:
     backend = Recording()
     made = config(*names, server=ServerSection(mounts=_MOUNTS))
-    return create_app(made, {"s": backend}), backend
+    return CohereServer(create_app(made, {"s": backend}), backend, "/cohere"), backend
 
 
 def _outer(names: list[str], url: str, rpc_url: str) -> Config:

@@ -14,6 +14,7 @@ from gateway.app import create_app
 from gateway.config import Mount, ServerSection
 from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Event, Generate, Message, Sampling, Stopping, TextPrompt, Usage
+from tests.adapters.cohere.server import CohereServer
 from tests.faults.upstream import Asked, Play, Step, Upstream, response, upstream
 from tests.gateway.serving import config, listening
 
@@ -29,8 +30,10 @@ KINDS = {
     "anthropic": kinds.anthropic,
     "gemini": kinds.gemini,
     "ollama": kinds.ollama,
+    "cohere": kinds.cohere,
 }
 MOUNTED = {
+    "cohere": "/cohere",
     "openai": "/v1",
     "gemini": "/v1beta",
     "mindie": "/mindie",
@@ -52,7 +55,7 @@ MODEL = "fox"
 
 def request(kind: str, *, stream: bool, id: str = "r") -> Generate:
     """A request that the kind can express, for an answer of about 20 tokens."""
-    chat = kind.endswith("openai") or kind in ("anthropic", "gemini")
+    chat = kind.endswith("openai") or kind in ("anthropic", "cohere", "gemini")
     prompt = ChatPrompt((Message("user", "Say it."),)) if chat else TextPrompt("Say it.")
     limit = Stopping(max_new_tokens=100)
     return Generate(id=id, model=MODEL, prompts=(prompt,), stream=stream, sampling=Sampling(), stopping=limit)
@@ -70,7 +73,7 @@ async def record(kind: str, *, stream: bool) -> bytes:
 
 async def _record(kind: str, *, stream: bool) -> bytes:
     backend = ScriptedBackend("s", {"scripts": {MODEL: {"texts": [TEXT]}}})
-    app = create_app(config(MODEL, server=SERVER), {"s": backend})
+    app = CohereServer(create_app(config(MODEL, server=SERVER), {"s": backend}), backend, MOUNTED["cohere"])
     async with listening(app) as port, remote(kind, f"http://127.0.0.1:{port}{MOUNTED.get(kind, '')}") as there:
         _, outbound = there._encode(request(kind, stream=stream))
         assert there._connected is not None

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import missing, not_one_of, refused, too_long
-from schemas import responses
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import Grammar, Tool, ToolChoice
 from schemas.openai import requests as wire
+from schemas.openai import responses
 
 
 def read_tools(dialect: Dialect, tools: Sequence[wire.Tool | responses.Tool]) -> tuple[Tool, ...]:

@@ -20,7 +20,6 @@ from adapters.openai.inbound.logprobs import chat_logprobs
 from adapters.openai.inbound.stream import STREAM_HEADERS, STREAM_TYPE
 from adapters.openai.responses.response import ended, new_response, record_of
 from adapters.optional import Opening
-from schemas import responses as wire
 from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError, RateLimited, RequestError
 from schemas.ir import (
@@ -36,6 +35,7 @@ from schemas.ir import (
     ToolDelta,
     Usage,
 )
+from schemas.openai import responses as wire
 from schemas.openai.answers import TokenLogprob
 
 Logprobs = tuple[TokenLogprob, ...]

@@ -16,8 +16,8 @@ from adapters.objects import RESPONSE, RUN, CloseRun, Delete, EndRun, FindRun, F
 from adapters.openai.inbound.checks import refused
 from adapters.openai.inbound.stream import STREAM_HEADERS, STREAM_TYPE
 from adapters.openai.responses.stored import StoredResponse, not_found
-from schemas import responses as wire
 from schemas.errors import InvalidRequest
+from schemas.openai import responses as wire
 
 _UNFINISHED = ("queued", "in_progress")
 _LOST = wire.Failure("server_error", "The server stopped while it generated this response. Ask again.")

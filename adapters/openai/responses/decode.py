@@ -22,7 +22,6 @@ from adapters.openai.responses.stored import (
     referenced_item,
 )
 from adapters.unknown_fields import Unknown
-from schemas import responses as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     SMALLEST_TOP_P,
@@ -38,6 +37,7 @@ from schemas.ir import (
     Tool,
     ToolChoice,
 )
+from schemas.openai import responses as wire
 
 OPERATION = "responses"
 """The name of the route that answers."""

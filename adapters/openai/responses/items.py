@@ -5,9 +5,9 @@ from __future__ import annotations
 from adapters.calls import read_signature
 from adapters.openai.inbound.checks import missing, not_one_of
 from adapters.openai.inbound.parts import image_part
-from schemas import responses as wire
 from schemas.errors import UnsupportedFeature
 from schemas.ir import Message, Part, TextPart, ToolCall
+from schemas.openai import responses as wire
 
 _ROLES = ("system", "developer", "user", "assistant")
 

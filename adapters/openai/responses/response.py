@@ -9,8 +9,8 @@ import msgspec
 from adapters.base import Record
 from adapters.objects import Append
 from adapters.openai.responses.stored import CONVERSATION, entries_of, make_record
-from schemas import responses as wire
 from schemas.ir import FinishReason, Generate, Usage
+from schemas.openai import responses as wire
 
 _INCOMPLETE_REASONS = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
 """The finish reasons that make a response incomplete -> the protocol's word."""

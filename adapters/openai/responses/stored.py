@@ -14,8 +14,8 @@ import msgspec
 from adapters.base import Call, Record, Reply
 from adapters.objects import Entry
 from adapters.openai.inbound.checks import not_one_of, refused
-from schemas import responses as wire
 from schemas.errors import InvalidRequest, RouteNotFound
+from schemas.openai import responses as wire
 
 CONVERSATION = "conversation"
 """The kind of the objects whose entries are the items of a conversation."""

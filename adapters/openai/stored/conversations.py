@@ -32,7 +32,7 @@ from adapters.openai.responses.stored import CONVERSATION, entries_of, no_conver
 from adapters.openai.stored.pages import check_metadata, encode_page, read_span
 from schemas.errors import BodyTooLarge, RouteNotFound, UnsupportedFeature
 from schemas.openai import conversations as wire
-from schemas.responses import ConversationName, Item
+from schemas.openai.responses import ConversationName, Item
 
 _ALWAYS_INCLUDED = ("message.input_image.image_url",)
 _MOST_ITEMS = 20

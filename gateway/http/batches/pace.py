@@ -2,6 +2,7 @@
 
 While no client waits for this worker, a number of lines run at a time. While clients do, fewer, and each is followed by
 a pause that is many times as long as the CPU time that it took: the worker spends a small share of its time on them.
+The time for which the worker waits for a processor does not count as pause: it is neither the clients' nor the lines'.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Generator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from time import monotonic, thread_time
 from typing import Any, Generic, TypeVar
 
@@ -17,14 +19,16 @@ from gateway.http.batches.clients import Clients
 T = TypeVar("T")
 
 _SHARE = 0.005
-"""Of a core's time that lines may take while clients are there: a worker may have but a tenth of a core to itself."""
+"""Of the time in which the worker runs or has nothing to do, the part that lines may take while clients are there."""
 _ELSEWHERE = 2.0
 """CPU time of a line in all, for each second in its task: its answer is written in a thread, for instance."""
 _LONGEST_PAUSE = 5.0
 _LOOK = 0.1
 """Seconds between two looks at what clients do, while a line waits."""
-_WRITES = 1.0
-"""Seconds between two transactions with answers while clients are there."""
+_WRITES = 3.0
+"""Seconds between two transactions of a batch while clients are there; a lease is longer."""
+_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""Linux: the nanoseconds for which this thread has run, those for which it has waited for a processor, …"""
 
 
 class Timed(Generic[T]):
@@ -90,17 +94,28 @@ class Pace:
 
     def note(self, spent: float) -> None:
         """Note that a line has taken so many seconds of CPU time in its task."""
-        now = monotonic()
+        now = _usable_time()
         self._next = max(now, self._next) + min(spent * _ELSEWHERE / _SHARE, _LONGEST_PAUSE)
 
     @property
     def delay(self) -> float:
-        """Seconds for which answers are gathered before they are written."""
+        """Seconds between two transactions of a batch, for which answers are gathered."""
         return _WRITES if self._clients.present else 0.0
 
     def _may_begin(self) -> bool:
-        now = monotonic()
         if not self._clients.present:
-            self._next = now
+            self._next = 0.0
             return self._running < self._at_once
-        return self._running < self._beside and now >= self._next
+        return self._running < self._beside and _usable_time() >= self._next
+
+
+def _usable_time() -> float:
+    """Seconds since some moment, without those for which this thread has waited for a processor.
+
+    Where the kernel does not tell them, all count.
+    """
+    try:
+        waited = int(_SCHEDSTAT.read_bytes().split()[1])
+    except (OSError, IndexError):
+        waited = 0
+    return monotonic() - waited / 1e9

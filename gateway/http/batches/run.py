@@ -128,7 +128,7 @@ class BatchRun:
                 for each in done:
                     each.result()
                 # Each transaction waits for the disk; one with answers has renewed the lease.
-                if monotonic() - self._held_at > _BEAT:
+                if monotonic() - self._held_at > max(_BEAT, self._pace.delay):
                     self._note(await self._store.renew(self._claim))
                 if self._state != "in_progress" or time.time() >= batch.expires:
                     return

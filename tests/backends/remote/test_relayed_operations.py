@@ -32,6 +32,7 @@ async def over(answers: dict[str, bytes]) -> AsyncIterator[tuple[httpx.AsyncClie
             "far": {"kind": "openai", "url": f"{url}/v1", "headers": {"x-fixed": "1"}},
             "claude": {"kind": "anthropic", "url": url},
             "tgi": {"kind": "tgi", "url": url},
+            "cohere": {"kind": "cohere", "url": url},
             "s": {"kind": "scripted"},
         }
         endpoints = {
@@ -56,6 +57,20 @@ async def test_a_body_and_its_answer_pass() -> None:
         assert "authorization" not in asked[0].headers
         metrics = (await client.get("/metrics")).text.splitlines()
         assert any('"rerank"' in line and 'outcome="ok"' in line for line in metrics)
+
+
+async def test_cohere_ranks_at_one_path() -> None:
+    body = {"model": "cohere", "query": "q", "documents": ["a", "b"], "top_n": 1}
+    async with over({"/v2/rerank": response(RANKED)}) as (client, there):
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+            reply = await client.post(path, json=body)
+            assert (reply.status_code, reply.content) == (200, RANKED)
+        asked = [asked for asked in there.asked if asked.line.startswith("POST")]
+        assert [each.line.split()[1] for each in asked] == ["/v2/rerank"] * 3
+        assert json.loads(asked[0].body) == body | {"model": "renamed"}
+        refused = await client.post("/v1/score", json={"model": "cohere", "text_1": "a", "text_2": "b"})
+        assert refused.status_code == 404
+        assert not any("score" in each.line for each in there.asked)
 
 
 @pytest.mark.slow
