@@ -111,8 +111,8 @@ def expected(gateway: Gateway) -> list[str]:
     return [stream(gateway, number) for number in range(STREAMS)]
 
 
-def all_at_once(gateway: Gateway, fault: Callable[[], None]) -> tuple[list[str], float]:
-    """The texts of all streams side by side, with a fault when all have begun; and the longest pause after it, in
+def all_at_once(gateway: Gateway, fault: Callable[[], None], streams: int = STREAMS) -> tuple[list[str], float]:
+    """The texts of so many streams side by side, with a fault when all have begun; and the longest pause after it, in
     seconds.
     """
     begun: set[int] = set()
@@ -127,12 +127,12 @@ def all_at_once(gateway: Gateway, fault: Callable[[], None]) -> tuple[list[str],
             pauses.append(now - latest[number])
         latest[number] = now
         begun.add(number)
-        if len(begun) == STREAMS and not faulted:
+        if len(begun) == streams and not faulted:
             faulted = True
             fault()
 
-    with ThreadPoolExecutor(STREAMS) as pool:
-        texts = list(pool.map(lambda number: stream(gateway, number, on_token=note), range(STREAMS)))
+    with ThreadPoolExecutor(streams) as pool:
+        texts = list(pool.map(lambda number: stream(gateway, number, on_token=note), range(streams)))
     assert faulted
     return texts, max(pauses)
 
