@@ -18,6 +18,10 @@ from torch import Tensor
 _DTYPES = {"q": torch.int64, "i": torch.int32, "f": torch.float32}
 """Of the numbers of an `array`, by its type code."""
 _ALIGNMENT = 8
+
+OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
+"""What lack of memory raises, on a device and on the host."""
+
 # Not taken unless it is named: on Apple's machines the CPU is the device that the engine has been run on.
 _NOT_BY_DEFAULT = {"mps"}
 

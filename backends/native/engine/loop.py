@@ -24,6 +24,7 @@ import structlog
 import torch
 from msgspec.structs import replace
 
+from backends.native.engine.devices import OUT_OF_MEMORY
 from backends.native.engine.errors import GangLost
 from backends.native.engine.lora.table import LoraTable
 from backends.native.engine.pooling.hidden_states import HiddenStates, embedding_of
@@ -344,7 +345,7 @@ class Engine:
             why = GRAMMAR_FAILED  # llguidance's own text is in the log
         elif isinstance(error, NoDistribution):
             why = str(error)
-        elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+        elif isinstance(error, OUT_OF_MEMORY):
             why = "the engine ran out of memory"
         else:
             why = "the engine failed on this sequence"

@@ -1,6 +1,6 @@
 """Runners whose caches fit into the memory that a loaded model leaves.
 
-The KV cache gets a share of what is left after the largest step that images can cause (`multimodal.profiling`).
+The KV cache gets a share of what the worst step leaves (`worst_step`).
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import torch
 from msgspec import structs
 
 from backends.native.engine.attention.kv_cache import KVCache
-from backends.native.engine.devices import free_memory
+from backends.native.engine.devices import OUT_OF_MEMORY, free_memory, release_memory
 from backends.native.engine.errors import LoadError
 from backends.native.engine.loading.stacking_check import find_stacking
 from backends.native.engine.loading.weights import LoadedModel
-from backends.native.engine.multimodal.profiling import find_processor, make_embedder, profile
+from backends.native.engine.multimodal.profiling import find_processor, make_embedder
 from backends.native.engine.parallel.gang import Gang, LeadingGang
 from backends.native.engine.parallel.runner import LeadingRunner
 from backends.native.engine.runner.cache_sizes import CacheSizes
@@ -21,6 +21,7 @@ from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.packed import PackedRunner, Runner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.worst_step import step_memory
 from backends.native.machine import available_memory
 from backends.native.multimodal.processing import NotServed
 from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
@@ -73,11 +74,7 @@ def packed_runner(
     sequence.blocks.append(0)
     probe.run([Work(sequence, 0, len(prompt), samples=True)])
     embedder = None if options.text_only or gang is not None else _embedder(loaded, options)
-    step_bytes = 0
-    if embedder is not None:
-        context = context_of(loaded, options)
-        largest = step_tokens_of(options, PackedRunner(loaded.model, probe.cache, embedder=embedder), context)
-        step_bytes = profile(loaded.model, probe, embedder, structs.replace(options, step_tokens=largest), context)
+    step_bytes = _step_bytes(loaded, probe, embedder, options)
     wanted = CacheSizes(_wanted_blocks(loaded, options), options.max_sequences)
     on_cpu = loaded.model.device.type == "cpu"  # whose memory all ranks share
     sharers = options.replica_count * (options.tensor_parallel if on_cpu else 1)
@@ -95,6 +92,29 @@ def packed_runner(
         return LeadingRunner(loaded.model, cache, gang), sizes
     runner = PackedRunner(loaded.model, cache, embedder=embedder, lora_adapters=names, snapshots=sizes.snapshots)
     return runner, sizes
+
+
+def _step_bytes(loaded: LoadedModel, probe: PackedRunner, embedder: Embedder | None, options: EngineOptions) -> int:
+    """The memory of the worst step, which is run; on a CPU 0 for text, for which its share leaves enough.
+
+    On an accelerator torch has reserved it afterwards.
+
+    Raises:
+        LoadError: there is none for it.
+    """
+    device = loaded.model.device
+    if embedder is None and device.type == "cpu":
+        return 0
+    release_memory()  # what loading has left there
+    context = context_of(loaded, options)
+    tokens = step_tokens_of(options, PackedRunner(loaded.model, probe.cache, embedder=embedder), context)
+    try:
+        return step_memory(loaded.model, probe, embedder, structs.replace(options, step_tokens=tokens), context)
+    except OUT_OF_MEMORY as error:
+        raise LoadError(
+            f"A step of {tokens} tokens and {options.max_sequences} sequences does not fit into the memory that the "
+            f"model leaves of {device}: lower step_tokens or max_sequences."
+        ) from error
 
 
 def _embedder(loaded: LoadedModel, options: EngineOptions) -> Embedder | None:

@@ -20,11 +20,16 @@ def why_not_used(error: Callable[[], float], tolerance: float) -> str | None:
     Args:
         error: runs it; how far it is from the reference.
         tolerance: how far it may be.
+
+    Raises:
+        torch.OutOfMemoryError: there was no memory to run it.
     """
     if find_spec("triton") is None:
         return "triton is not installed"
     try:
         found = error()
+    except torch.OutOfMemoryError:  # says nothing about the routine
+        raise
     except Exception as raised:  # whatever Triton's compiler or driver raises
         return f"{type(raised).__name__}: {raised}"[:500]
     # `not <=`: NaN fails, too.

@@ -18,6 +18,8 @@ from torch import Tensor
 from backends.native.engine.attention.interface import Kernel, text_part
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.registry import best_kernel
+from backends.native.engine.devices import OUT_OF_MEMORY
+from backends.native.engine.errors import LoadError
 from backends.native.engine.loading.tiny_copy import VOCAB, shrunken_copy
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.scheduling.sequence import Sequence, Work
@@ -76,7 +78,11 @@ def changes_with_length(model: Any) -> set[str]:
 
 
 def on_small_copy(model: Any, check: Callable[[Any], str | None]) -> str | None:
-    """The result of `check` on a small copy of `model`, or the reasons why no copy can be made."""
+    """The result of `check` on a small copy of `model`, or the reasons why no copy can be made.
+
+    Raises:
+        LoadError: there is no memory for a copy, which says nothing about the model.
+    """
     whys = []
     # Smallest first. A class that cannot be built with fewer heads or layers is tried with its own numbers.
     for few_heads, few_layers in product((True, False), repeat=2):
@@ -87,6 +93,10 @@ def on_small_copy(model: Any, check: Callable[[Any], str | None]) -> str | None:
                 if not missing:
                     return check(small)
             whys.append(f"a small copy lacks {', '.join(sorted(missing))}")
+        except OUT_OF_MEMORY as error:
+            raise LoadError(
+                f"The model leaves no memory of {model.device} for the small copy that it is checked by: {error}"
+            ) from None
         except Exception as error:  # whatever a foreign model class raises if its sizes do not suit it
             whys.append(f"a small copy fails: {type(error).__name__}: {error}")
     return "; ".join(whys)

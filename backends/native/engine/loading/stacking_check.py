@@ -13,6 +13,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from backends.native.engine.devices import OUT_OF_MEMORY
 from backends.native.engine.loading.self_check import SENSITIVITY, TOLERANCE, changes_with_length, on_small_copy
 from backends.native.engine.loading.tiny_copy import VOCAB
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
@@ -56,6 +57,8 @@ def stacking_of(small: Any, candidates: Seq[Stacking] = (Stacking.PADDED,)) -> S
     for stacking in (*candidates, Stacking.EQUAL):
         try:
             error = float((_logits(small, tokens, stacking) - alone).abs().max())
+        except OUT_OF_MEMORY:
+            raise
         except Exception as raised:  # whatever a foreign model class raises if it cannot run stacked states
             log.debug("model.not_stacked", stacking=stacking.value, error=repr(raised))
             continue

@@ -29,7 +29,7 @@ from transformers import (
 
 from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.layout import gguf_of
-from backends.native.engine.devices import default_device, has_bfloat16, is_present
+from backends.native.engine.devices import OUT_OF_MEMORY, default_device, has_bfloat16, is_present
 from backends.native.engine.errors import LoadError
 from backends.native.engine.formats.tensors import float32_bytes, model_class, plain, read_weights
 from backends.native.engine.kernels.block_product import can_multiply
@@ -255,7 +255,7 @@ def _read_model(
         model = model.to(device).eval()
     except CheckpointError as error:
         raise LoadError(str(error)) from error
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except OUT_OF_MEMORY as error:
         raise LoadError(f"The model in '{path}' does not fit into the memory of {device}.") from error
     except (
         Exception

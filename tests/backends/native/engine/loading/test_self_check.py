@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,10 @@ from transformers import AutoConfig, LlavaConfig, LlavaForConditionalGeneration
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Kernel
 from backends.native.engine.attention.kv_cache import LayerCache
 from backends.native.engine.attention.reference import reference_kernel
+from backends.native.engine.errors import LoadError
+from backends.native.engine.loading import self_check
 from backends.native.engine.loading.self_check import why_not_packed
+from backends.native.engine.loading.stacking_check import find_stacking
 from backends.native.engine.loading.tiny_copy import shrunken_config
 from backends.native.engine.runner import packed
 from backends.native.engine.state.step import StateView
@@ -99,6 +103,16 @@ def test_a_composite_model_is_checked_whole() -> None:
         image_token_index=90,
     )
     assert why_not_packed(LlavaForConditionalGeneration(config).eval()) is None
+
+
+@pytest.mark.parametrize("check", [why_not_packed, find_stacking])
+def test_lack_of_memory_is_no_verdict(check: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(self_check, "shrunken_copy", full)
+    with pytest.raises(LoadError, match=r"no memory of cpu for the small copy .* CUDA out of memory"):
+        check(build("llama"))
 
 
 def test_the_check_leaves_the_model_and_the_random_state_alone() -> None:

@@ -1,25 +1,33 @@
-"""The peak memory measured with dummy inputs at load is an upper bound for requests."""
+"""The memory of the worst step, run with dummy inputs at load, is an upper bound for requests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from backends.native.engine import runners
 from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.loading.weights import load
 from backends.native.engine.loop import Engine
 from backends.native.engine.multimodal.peak_memory import peak_memory
-from backends.native.engine.multimodal.profiling import _SAMPLING, make_embedder, profile
+from backends.native.engine.multimodal.profiling import make_embedder
 from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.runners import context_of
 from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.worst_step import _SAMPLING, step_memory
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import SamplingParams, Submit
+from tests.backends.native.engine.pretended.device import PretendedDevice
+from tests.backends.native.engine.tiny import build
 from tests.backends.native.multimodal.families import save_idefics3, save_llava_next
 from tests.backends.native.multimodal.tiny import IMAGE, Checkpoint, save_fuyu, save_llava, save_qwen
 
@@ -45,8 +53,7 @@ def profiled(options: EngineOptions) -> int:
     with torch.inference_mode():
         probe.run([Work(sequence, 0, 1, samples=True)])
     embedder = make_embedder(loaded, options.model, options.step_tokens, options.context_length)
-    assert embedder is not None
-    return profile(loaded.model, probe, embedder, options, min(loaded.context_length, options.context_length))
+    return step_memory(loaded.model, probe, embedder, options, context_of(loaded, options))
 
 
 class Requests:
@@ -98,6 +105,43 @@ def serve(engine: Engine, requests: Requests, count: int, context: int) -> None:
 
 
 WIDE, NARROW = {"step_tokens": 64, "max_sequences": 8}, {"step_tokens": 16, "max_sequences": 16}
+
+
+class Texts(Requests):
+    """Requests without images."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = Random(seed)
+
+    def _with_image(self) -> MultiModalInputs:
+        return MultiModalInputs((7, 9))
+
+
+@pytest.mark.parametrize("family", ["llama", "lfm2"])
+def test_texts_use_no_more(family: str, tmp_path: Path) -> None:
+    """Of a model with attention, and of one with recurrent states, whose snapshots are no part of a step."""
+    build(family).save_pretrained(tmp_path)
+    options = EngineOptions(str(tmp_path), threads=1, dtype="float32", kv_tokens=3200, prefix_caching=False, **WIDE)
+    bound = profiled(options)
+    engine, ready = load_engine(options, lambda _: None)
+    with peak_memory(CPU) as used:
+        serve(engine, Texts(seed=5), 30, ready.context_length)
+    print(f"{family}: {used.bytes:,} of {bound:,} bytes")
+    assert 0.1 * bound < used.bytes <= bound, "a bound, and not a far too large one"
+
+
+def test_a_step_that_does_not_fit_beside_the_model_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an accelerator; on a CPU nothing is run for text."""
+    build("llama").save_pretrained(tmp_path)
+
+    def full(*_: Any) -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(runners, "step_memory", full)
+    options = EngineOptions(str(tmp_path), kv_tokens=64, step_tokens=32, max_sequences=4, execution_path="packed")
+    with PretendedDevice(), pytest.raises(LoadError, match="A step of 32 tokens and 4 sequences does not fit"):
+        load_engine(options, lambda _: None)
+    load_engine(replace(options, device="cpu"), lambda _: None)
 
 
 @pytest.mark.parametrize(("name", "limits"), [*((name, WIDE) for name in MODELS), ("qwen2_vl", NARROW)])
