@@ -20,6 +20,8 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 }
 """The hints that ask for something, with the values that do not. All others are labels: who asks, and what for."""
 
+_NONE: dict[str, tuple[Any, ...]] = {}
+
 NAME = "messages[].name"
 STRICT = "tools[].strict"
 DETAIL = "messages[].content[].image_url.detail"
@@ -39,7 +41,7 @@ def left_out(request: Generate | Embed | Tokenize, sent: Collection[str] = ()) -
         return request.foreign_fields
     hints = [
         name
-        for name, defaults in _DEFAULTS.items()
+        for name, defaults in (_DEFAULTS if request.hints else _NONE).items()
         if name not in sent and (value := request.hints.get(name)) is not None and value not in defaults
     ]
     thinking = request.hints.get("thinking")

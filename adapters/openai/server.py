@@ -20,6 +20,7 @@ from adapters.openai.inbound.completion_stream import CompletionStreamWriter
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
 from adapters.openai.inbound.describe import describe_tokenizer, list_models, retrieve_model
 from adapters.openai.inbound.failures import error_body, error_reply
+from adapters.openai.inbound.plain import PlainChats
 from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_tokenize
 from adapters.openai.pooling.embeddings import read_embed
 from adapters.openai.pooling.scores import encode_scores, read_score
@@ -142,6 +143,7 @@ class OpenAIServer:
     def __init__(self, dialect: Dialect, now: Callable[[], float] = time.time) -> None:
         self._dialect = dialect
         self._now = now
+        self._plain_chats = PlainChats(dialect)
 
     def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
         """Read a request.
@@ -152,6 +154,10 @@ class OpenAIServer:
         dialect = self._dialect
         if route.kind == "relay":  # the body may be a form
             return read_relay(dialect, route.name, body, call)
+        if route.name == "chat" and "name" not in call.path:
+            plain = self._plain_chats.read(body, route.name, call)
+            if plain is not None:
+                return plain
         fields, name = parse(body), route.name
         if name == INVOCATIONS and isinstance(fields, dict):
             fields.setdefault("model", "")  # SageMaker's containers have one model: the default endpoint's
