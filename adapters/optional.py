@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import msgspec
@@ -87,14 +86,15 @@ class ObjectCodec(Protocol):
         ...
 
 
+_HAS_OBJECTS: dict[type, bool] = {}
+
+
 def has_objects(codec: object) -> TypeGuard[ObjectCodec]:
-    """Whether a codec is an `ObjectCodec`: `isinstance` takes longer than all else that most requests need of it."""
-    return _has_objects(type(codec))
-
-
-@cache
-def _has_objects(codec: type) -> bool:
-    return issubclass(codec, ObjectCodec)
+    """Whether a codec is an `ObjectCodec`: asked once for each class, as `isinstance` takes long to find out."""
+    known = _HAS_OBJECTS.get(type(codec))
+    if known is None:
+        known = _HAS_OBJECTS[type(codec)] = isinstance(codec, ObjectCodec)
+    return known
 
 
 @runtime_checkable

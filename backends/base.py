@@ -313,12 +313,8 @@ def needs(request: Generate) -> frozenset[Feature]:
         needed.append(Feature.TOOLS)
     if request.grammar is not None:
         needed.append(Feature.GRAMMAR)
-    if request.logprobs and not request.logprobs_optional:
-        needed.append(Feature.LOGPROBS)
-    if request.top_logprobs > 0:
-        needed.append(Feature.TOP_LOGPROBS)
-    if request.prompt_logprobs:
-        needed.append(Feature.PROMPT_LOGPROBS)
+    if request.logprobs or request.top_logprobs or request.prompt_logprobs:
+        needed += _logprobs_needs(request)
     if request.best_of is not None and request.best_of > request.n:
         needed.append(Feature.BEST_OF)
     if request.suffix:
@@ -328,6 +324,15 @@ def needs(request: Generate) -> frozenset[Feature]:
     if request.overflow == "drop_turns":
         needed.append(Feature.TRUNCATION)
     return frozenset(needed)
+
+
+def _logprobs_needs(request: Generate) -> list[Feature]:
+    asked = (
+        (Feature.LOGPROBS, request.logprobs and not request.logprobs_optional),
+        (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
+        (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
+    )
+    return [feature for feature, is_asked in asked if is_asked]
 
 
 def _prompt_needs(prompt: Prompt) -> list[Feature]:

@@ -154,10 +154,8 @@ class OpenAIServer:
         dialect = self._dialect
         if route.kind == "relay":  # the body may be a form
             return read_relay(dialect, route.name, body, call)
-        if route.name == "chat" and "name" not in call.path:
-            plain = self._plain_chats.read(body, route.name, call)
-            if plain is not None:
-                return plain
+        if (plain := self._plain_chats.read(route.name, body, call)) is not None:
+            return plain
         fields, name = parse(body), route.name
         if name == INVOCATIONS and isinstance(fields, dict):
             fields.setdefault("model", "")  # SageMaker's containers have one model: the default endpoint's
@@ -174,10 +172,7 @@ class OpenAIServer:
         # The body is converted to another struct for each route, so every branch has a variable of its own type.
         if name == "chat":
             asked, extra = read_fields(dialect, fields, requests.ChatRequest)
-            request = read_chat(dialect, asked, origin, call, extra)
-            if request.stored_items is not None:
-                chats.check_stored(asked.metadata)
-            return request
+            return chats.checked(read_chat(dialect, asked, origin, call, extra), asked.metadata)
         if name in ("completions", INVOCATIONS):
             prompted, extra = read_fields(dialect, fields, requests.CompletionRequest)
             return read_completion(dialect, prompted, origin, call, extra)

@@ -17,6 +17,7 @@ from schemas.errors import GatewayError
 
 SERVER = OpenAIServer(DIALECTS["openai"])
 ROUTE = next(route for route in SERVER.routes if route.name == "chat")
+PLAIN = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
 CALL = Call("r1", Catalog({}, default="d"))
 NUMBERS = st.none() | st.integers(-3, 3) | st.floats(-3, 3) | st.sampled_from((2**63, 2**70, 1e300, True, "1", [1]))
 ROLES = st.sampled_from(("user", "system", "developer", "assistant", "tool", "function", "boss", 1))
@@ -45,7 +46,7 @@ def by_both(body: bytes) -> tuple[Any, Any]:
     full = OpenAIServer(DIALECTS["openai"])
     full._plain_chats._template = None
     try:
-        return SERVER._plain_chats.read(body, "chat", CALL), full.decode(ROUTE, body, CALL)
+        return SERVER._plain_chats.read("chat", body, CALL), full.decode(ROUTE, body, CALL)
     except GatewayError as error:
         return None, error
 
@@ -55,7 +56,7 @@ def test_both_ways_read_the_same(body: dict[str, Any]) -> None:
     plain, full = by_both(json.dumps(body).encode())
     assert plain is None or plain == full
     if isinstance(full, GatewayError):
-        assert SERVER._plain_chats.read(json.dumps(body).encode(), "chat", CALL) is None
+        assert SERVER._plain_chats.read("chat", json.dumps(body).encode(), CALL) is None
 
 
 @pytest.mark.parametrize(
@@ -85,9 +86,9 @@ def test_usual_chats_are_plain(fields: str) -> None:
     ],
 )
 def test_others_go_the_full_way(body: bytes) -> None:
-    assert SERVER._plain_chats.read(body, "chat", CALL) is None
+    assert SERVER._plain_chats.read("chat", body, CALL) is None
 
 
 def test_a_dialect_with_rules_of_its_own_has_no_plain_chats() -> None:
     mindie = OpenAIServer(DIALECTS["mindie-openai"])
-    assert mindie._plain_chats.read(b'{"model":"m","messages":[{"role":"user","content":"x"}]}', "chat", CALL) is None
+    assert mindie._plain_chats.read("chat", PLAIN, CALL) is None
