@@ -49,14 +49,23 @@ def left_out(request: Generate | Embed | Tokenize, sent: Collection[str] = ()) -
         hints.append(BUDGET)
     if isinstance(request, Tokenize):
         return (*request.unknown, *hints)
-    messages = [each for prompt in request.prompts if isinstance(prompt, ChatPrompt) for each in prompt.messages]
-    asked = (
-        (NAME, any(message.name and message.role != "tool" for message in messages)),
-        (STRICT, any(tool.strict for tool in request.tools)),
-        (DETAIL, any(map(_has_detail, messages))),
-        (SIGNATURE, any(call.signature for message in messages for call in message.tool_calls)),
-    )
-    return (*request.foreign_fields, *hints, *(place for place, is_asked in asked if is_asked and place not in sent))
+    places: set[str] = {STRICT} if any(tool.strict for tool in request.tools) else set()
+    for prompt in request.prompts:
+        if isinstance(prompt, ChatPrompt):
+            for message in prompt.messages:
+                _find_places(message, places)
+    foreign = request.foreign_fields if request.unread or request.unknown else ()
+    return (*foreign, *hints, *[place for place in PLACES if place in places and place not in sent])
+
+
+def _find_places(message: Message, found: set[str]) -> None:
+    """Add the places of what a message asks for that not all servers take."""
+    if message.name and message.role != "tool":
+        found.add(NAME)
+    if isinstance(message.content, tuple) and _has_detail(message):
+        found.add(DETAIL)
+    if message.tool_calls and any(call.signature for call in message.tool_calls):
+        found.add(SIGNATURE)
 
 
 def _has_detail(message: Message) -> bool:
