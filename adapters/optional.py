@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
@@ -20,12 +20,16 @@ from schemas.origin import Relay
 from schemas.scores import Score, Scores
 
 
-@runtime_checkable
 class RecordingEncoder(Protocol):
     """A `StreamEncoder` whose answer may be stored, before the bytes of its end are sent."""
 
     record: Record | None
     """The record to store; None before the end of the stream, and if nothing is stored."""
+
+
+def record_of(encoder: StreamEncoder) -> Record | None:
+    """The record of a `RecordingEncoder`; None of others."""
+    return getattr(encoder, "record", None)
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -80,6 +84,17 @@ class ObjectCodec(Protocol):
     def needed(self, route: Route, body: bytes) -> tuple[str, str] | None:
         """The kind and id of the object whose entries `decode` wants (`Call.entries`); None: it wants none."""
         ...
+
+
+_HAS_OBJECTS: dict[type, bool] = {}
+
+
+def has_objects(codec: object) -> TypeGuard[ObjectCodec]:
+    """Whether a codec is an `ObjectCodec`: asked once for each class, as `isinstance` takes long to find out."""
+    known = _HAS_OBJECTS.get(type(codec))
+    if known is None:
+        known = _HAS_OBJECTS[type(codec)] = isinstance(codec, ObjectCodec)
+    return known
 
 
 @runtime_checkable

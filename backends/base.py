@@ -303,26 +303,49 @@ def _has_variables(prompt: Prompt) -> bool:
 
 def needs(request: Generate) -> frozenset[Feature]:
     """The features that a backend must have to answer `request` completely."""
-    kinds = set(map(type, request.prompts))
+    # Plain comparisons: this runs for every request, and most of them need one feature.
     sampling = request.sampling
-    wanted = (
-        (Feature.CHAT, ChatPrompt in kinds),
-        (Feature.TOKEN_PROMPTS, TokensPrompt in kinds),
-        (Feature.IMAGES, any(map(images_of, request.prompts))),
-        # With `tool_choice` "none", the tools are not offered to the model.
-        (Feature.TOOLS, bool(request.tools) and (request.tool_choice is None or request.tool_choice.mode != "none")),
-        (Feature.GRAMMAR, request.grammar is not None),
+    needed = [feature for feature, unset in _SAMPLERS.items() if getattr(sampling, feature) != unset]
+    for prompt in request.prompts:
+        needed += _prompt_needs(prompt)
+    # With `tool_choice` "none", the tools are not offered to the model.
+    if request.tools and (request.tool_choice is None or request.tool_choice.mode != "none"):
+        needed.append(Feature.TOOLS)
+    if request.grammar is not None:
+        needed.append(Feature.GRAMMAR)
+    if request.logprobs or request.top_logprobs or request.prompt_logprobs:
+        needed += _logprobs_needs(request)
+    if request.best_of is not None and request.best_of > request.n:
+        needed.append(Feature.BEST_OF)
+    if request.suffix:
+        needed.append(Feature.SUFFIX)
+    if request.lora_adapter is not None:
+        needed.append(Feature.LORA)
+    if request.overflow == "drop_turns":
+        needed.append(Feature.TRUNCATION)
+    return frozenset(needed)
+
+
+def _logprobs_needs(request: Generate) -> list[Feature]:
+    asked = (
         (Feature.LOGPROBS, request.logprobs and not request.logprobs_optional),
         (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
         (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
-        (Feature.TEMPLATE_OPTIONS, any(isinstance(p, ChatPrompt) and p.template != _USUAL for p in request.prompts)),
-        (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
-        (Feature.SUFFIX, bool(request.suffix)),
-        (Feature.LORA, request.lora_adapter is not None),
-        (Feature.TRUNCATION, request.overflow == "drop_turns"),
     )
-    samplers = [feature for feature, unset in _SAMPLERS.items() if getattr(sampling, feature) != unset]
-    return frozenset([*samplers, *(feature for feature, asked in wanted if asked)])
+    return [feature for feature, is_asked in asked if is_asked]
+
+
+def _prompt_needs(prompt: Prompt) -> list[Feature]:
+    needed = []
+    if isinstance(prompt, ChatPrompt):
+        needed.append(Feature.CHAT)
+        if prompt.template != _USUAL:
+            needed.append(Feature.TEMPLATE_OPTIONS)
+    elif isinstance(prompt, TokensPrompt):
+        needed.append(Feature.TOKEN_PROMPTS)
+    if images_of(prompt):
+        needed.append(Feature.IMAGES)
+    return needed
 
 
 def check(request: Generate, capabilities: Capabilities, model: str) -> None:

@@ -20,6 +20,8 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 }
 """The hints that ask for something, with the values that do not. All others are labels: who asks, and what for."""
 
+_NONE: dict[str, tuple[Any, ...]] = {}
+
 NAME = "messages[].name"
 STRICT = "tools[].strict"
 DETAIL = "messages[].content[].image_url.detail"
@@ -39,7 +41,7 @@ def left_out(request: Generate | Embed | Tokenize, sent: Collection[str] = ()) -
         return request.foreign_fields
     hints = [
         name
-        for name, defaults in _DEFAULTS.items()
+        for name, defaults in (_DEFAULTS if request.hints else _NONE).items()
         if name not in sent and (value := request.hints.get(name)) is not None and value not in defaults
     ]
     thinking = request.hints.get("thinking")
@@ -47,14 +49,23 @@ def left_out(request: Generate | Embed | Tokenize, sent: Collection[str] = ()) -
         hints.append(BUDGET)
     if isinstance(request, Tokenize):
         return (*request.unknown, *hints)
-    messages = [each for prompt in request.prompts if isinstance(prompt, ChatPrompt) for each in prompt.messages]
-    asked = (
-        (NAME, any(message.name and message.role != "tool" for message in messages)),
-        (STRICT, any(tool.strict for tool in request.tools)),
-        (DETAIL, any(map(_has_detail, messages))),
-        (SIGNATURE, any(call.signature for message in messages for call in message.tool_calls)),
-    )
-    return (*request.foreign_fields, *hints, *(place for place, is_asked in asked if is_asked and place not in sent))
+    places: set[str] = {STRICT} if any(tool.strict for tool in request.tools) else set()
+    for prompt in request.prompts:
+        if isinstance(prompt, ChatPrompt):
+            for message in prompt.messages:
+                _find_places(message, places)
+    foreign = request.foreign_fields if request.unread or request.unknown else ()
+    return (*foreign, *hints, *[place for place in PLACES if place in places and place not in sent])
+
+
+def _find_places(message: Message, found: set[str]) -> None:
+    """Add the places of what a message asks for that not all servers take."""
+    if message.name and message.role != "tool":
+        found.add(NAME)
+    if isinstance(message.content, tuple) and _has_detail(message):
+        found.add(DETAIL)
+    if message.tool_calls and any(call.signature for call in message.tool_calls):
+        found.add(SIGNATURE)
 
 
 def _has_detail(message: Message) -> bool:

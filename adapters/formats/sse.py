@@ -13,6 +13,9 @@ import msgspec
 
 from schemas.errors import BackendFailed, Fault
 
+LIMIT = 1 << 20
+"""Bytes of one event."""
+
 _BOM = b"\xef\xbb\xbf"
 
 # U+0085, U+2028 and U+2029 end no line of an event stream, but they do for Python's `str.splitlines` and httpx's
@@ -55,7 +58,7 @@ class EventReader:
 
     __slots__ = ("_after_cr", "_data", "_fresh", "_limit", "_rest", "_size", "_type")
 
-    def __init__(self, limit: int = 1 << 20) -> None:
+    def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
         self._rest = b""
         self._data: list[bytes] = []
@@ -86,6 +89,11 @@ class EventReader:
         if self._size + len(self._rest) > self._limit:
             raise BackendFailed("The backend sent an event larger than the limit.", fault=Fault.MALFORMED)
         return events
+
+    @property
+    def between_events(self) -> bool:
+        """Whether the next byte begins an event."""
+        return not (self._rest or self._data or self._type or self._fresh or self._after_cr)
 
     @property
     def pending(self) -> bytes:

@@ -20,6 +20,7 @@ from adapters.openai.inbound.completion_stream import CompletionStreamWriter
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
 from adapters.openai.inbound.describe import describe_tokenizer, list_models, retrieve_model
 from adapters.openai.inbound.failures import error_body, error_reply
+from adapters.openai.inbound.plain import PlainChats
 from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_tokenize
 from adapters.openai.pooling.embeddings import read_embed
 from adapters.openai.pooling.scores import encode_scores, read_score
@@ -142,6 +143,7 @@ class OpenAIServer:
     def __init__(self, dialect: Dialect, now: Callable[[], float] = time.time) -> None:
         self._dialect = dialect
         self._now = now
+        self._plain_chats = PlainChats(dialect)
 
     def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
         """Read a request.
@@ -152,6 +154,8 @@ class OpenAIServer:
         dialect = self._dialect
         if route.kind == "relay":  # the body may be a form
             return read_relay(dialect, route.name, body, call)
+        if (plain := self._plain_chats.read(route.name, body, call)) is not None:
+            return plain
         fields, name = parse(body), route.name
         if name == INVOCATIONS and isinstance(fields, dict):
             fields.setdefault("model", "")  # SageMaker's containers have one model: the default endpoint's
@@ -168,10 +172,7 @@ class OpenAIServer:
         # The body is converted to another struct for each route, so every branch has a variable of its own type.
         if name == "chat":
             asked, extra = read_fields(dialect, fields, requests.ChatRequest)
-            request = read_chat(dialect, asked, origin, call, extra)
-            if request.stored_items is not None:
-                chats.check_stored(asked.metadata)
-            return request
+            return chats.checked(read_chat(dialect, asked, origin, call, extra), asked.metadata)
         if name in ("completions", INVOCATIONS):
             prompted, extra = read_fields(dialect, fields, requests.CompletionRequest)
             return read_completion(dialect, prompted, origin, call, extra)

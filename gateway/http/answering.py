@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from adapters.base import Record, Reply, ServerCodec, StreamEncoder
 from adapters.fold import Fold
 from adapters.objects import Follow
-from adapters.optional import RecordingEncoder
+from adapters.optional import record_of
 from adapters.unknown_fields import ignored_header
 from backends.base import check, ignored_fields
 from gateway.config import TEXTLESS
@@ -329,8 +329,8 @@ class Responder:
 
     async def _complete(self, encoder: StreamEncoder, usage: Usage) -> None:
         """Store and count an answer whose last batch is encoded. To be called before the client gets that batch."""
-        if isinstance(encoder, RecordingEncoder) and encoder.record is not None:
-            await self._keep(encoder.record)
+        if (record := record_of(encoder)) is not None:
+            await self._keep(record)
         self._account.usage = usage
         self._account.status = self._account.status or 200  # a short answer ends before its status line is sent
         self._account.end("ok")

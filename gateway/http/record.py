@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
-import structlog
 
 from gateway.config import BILLION
 from gateway.experiments.outcome import exclusion
 from gateway.export.rows import Choice, Response, Row
+from gateway.observability.logging import EVENTS
 from gateway.observability.request_log import LoggedRequest
 from gateway.usage.record import Record, hashed, storable
 from schemas.ir import Embed, Generate, Tokenize
@@ -22,8 +22,6 @@ from schemas.origin import Origin, Relay
 
 if TYPE_CHECKING:
     from gateway.http.accounting import RequestAccount
-
-log = structlog.get_logger()
 
 _KINDS: Mapping[type, str] = {Generate: "generate", Embed: "embed", Tokenize: "tokenize", Relay: "relay"}
 """As `adapters.base.Route.kind` has them."""
@@ -132,32 +130,33 @@ def log_record(
     trace_id: str | None,
 ) -> None:
     """Write the line `request.finished`."""
+    event = {
+        "event": "request.finished",
+        "request_id": record.request_id,
+        "trace_id": trace_id,
+        "protocol": record.protocol,
+        "route": record.route,
+        "status": record.status,
+        "outcome": record.outcome,
+        "stage": record.stage,
+        "finish_reason": record.finish_reasons.split(",") if record.finish_reasons else [],
+        "model": record.endpoint,
+        "served": record.served_entity,
+        "key_name": record.key,
+        "user": record.user,
+        "cost": record.cost / BILLION if priced else None,
+        "unit": unit,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "reasoning_tokens": record.reasoning_tokens,
+        "cache_hit": record.cache_hit,
+        "first_event_s": round(first_event, 6),
+        "duration_s": round(record.duration, 6),
+    }
     # The reader of standard error may be gone: the request must not fail for that.
     with suppress(BrokenPipeError):
-        log.info(
-            "request.finished",
-            request_id=record.request_id,
-            trace_id=trace_id,
-            protocol=record.protocol,
-            route=record.route,
-            status=record.status,
-            outcome=record.outcome,
-            stage=record.stage,
-            finish_reason=record.finish_reasons.split(",") if record.finish_reasons else [],
-            model=record.endpoint,
-            served=record.served_entity,
-            key_name=record.key,
-            user=record.user,
-            cost=record.cost / BILLION if priced else None,
-            unit=unit,
-            prompt_tokens=record.prompt_tokens,
-            cached_tokens=record.cached_tokens,
-            completion_tokens=record.completion_tokens,
-            reasoning_tokens=record.reasoning_tokens,
-            cache_hit=record.cache_hit,
-            first_event_s=round(first_event, 6),
-            duration_s=round(record.duration, 6),
-        )
+        EVENTS.info(event)
 
 
 def _user(name: str, kept: str) -> str | None:

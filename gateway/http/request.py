@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from adapters.base import Call, Reply
 from adapters.objects import Follow
-from adapters.optional import DetachableEncoder, ObjectCodec
+from adapters.optional import DetachableEncoder, ObjectCodec, has_objects
 from backends.observation import OBSERVER
 from gateway.access.keys import given_key
 from gateway.http.accounting import RequestAccount
@@ -345,7 +345,7 @@ class RequestHandler:
     async def _entries(self, body: bytes) -> tuple[bytes, ...] | None:
         """The entries of the object that a request needs; None if it needs none, or there is no such object."""
         codec, stores = self._operation.codec, self._responder.stores
-        if stores is None or not isinstance(codec, ObjectCodec):
+        if stores is None or not has_objects(codec):
             return None
         needed = codec.needed(self._operation.route, body)
         return await stores.entries(*needed) if needed is not None else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import structlog
@@ -21,6 +22,57 @@ RECEIVERS: list[Callable[[Mapping[str, Any]], None]] = []
 """Who gets each event beside standard error, without secrets and from any thread. They must not wait."""
 
 
+class EventLog:
+    """Logs events that are dictionaries already, at the level "info": as structlog's loggers do, in half of the time.
+
+    They copy an event's fields four times, and look their configuration up for each event.
+    """
+
+    def __init__(self) -> None:
+        self._processors: list[Any] | None = None
+        self._stream: BinaryIO | None = None
+
+    def configure(self, processors: list[Any], stream: BinaryIO | None) -> None:
+        """Write lines of these processors to a stream; None: leave events to structlog."""
+        self._processors, self._stream = processors, stream
+
+    def info(self, event: dict[str, Any]) -> None:
+        """Log an event, whose name is its "event"."""
+        # Tests configure structlog anew, or replace the processors in the list.
+        if self._stream is None or structlog.get_config()["processors"] is not self._processors:
+            structlog.get_logger().info(**event)
+            return
+        line: Any = event
+        try:
+            for process in self._processors:
+                line = process(None, "info", line)
+        except structlog.DropEvent:
+            return
+        self._stream.write(line + b"\n")
+        self._stream.flush()
+
+
+EVENTS = EventLog()
+"""This process's."""
+
+
+class _Clock:
+    """Adds the time in UTC, as structlog's `TimeStamper` does, which formats the date for each event."""
+
+    def __init__(self) -> None:
+        self._last = (-1, "")
+
+    def __call__(self, _: Any, __: str, event: Any) -> Any:
+        now = time.time()
+        second, date = self._last
+        if second != int(now):
+            second = int(now)
+            date = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._last = (second, date)  # at once: other threads log, too
+        event["timestamp"] = f"{date}.{int((now - second) * 1_000_000):06d}Z"
+        return event
+
+
 def configure(level: str = "info") -> None:
     """Set up structlog, and the standard library's logging for uvicorn and other libraries, both to standard error.
 
@@ -33,7 +85,7 @@ def configure(level: str = "info") -> None:
     number = logging.getLevelNamesMapping()[level.upper()]
     processors: list[Any] = [
         structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso"),
+        _Clock(),
         _hide_secrets,
         _pass_on,
     ]
@@ -51,6 +103,7 @@ def configure(level: str = "info") -> None:
         else structlog.BytesLoggerFactory(sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
+    EVENTS.configure(processors, None if terminal or number > logging.INFO else sys.stderr.buffer)
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
 
 

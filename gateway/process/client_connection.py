@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -20,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.config import Limits
 from gateway.http.answering import FLOW_EXTENSION
 from gateway.http.entrance import CERTIFICATE_EXTENSION
+from gateway.process.answer_cycle import AnswerCycle
 from gateway.process.client_transport import ClientTransport
 from gateway.process.request_head import END, Framing, RefusedHead, check_head, check_part, without_trailing_space
 
@@ -102,11 +104,30 @@ class ClientConnection(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self.url = _origin_form(self.url)
         self.transport.begin_answer()
-        extensions: dict[str, dict[Any, Any]] = {FLOW_EXTENSION: {"flow": self.flow}}
+        scope = cast(dict[str, Any], self.scope)
+        scope["extensions"] = {FLOW_EXTENSION: {"flow": self.flow}}
         if self._certificate is not None:
-            extensions[CERTIFICATE_EXTENSION] = self._certificate
-        self.scope["extensions"] = cast(Any, extensions)
-        super().on_headers_complete()
+            scope["extensions"][CERTIFICATE_EXTENSION] = self._certificate
+        # Instead of uvicorn's, which parses the target once more: `check_head` has.
+        raw_path, _, scope["query_string"] = self.url.partition(b"?")
+        path = raw_path.decode("ascii")
+        scope["path"], scope["raw_path"] = unquote(path) if "%" in path else path, raw_path
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version = self.parser.get_http_version()
+        self.cycle = AnswerCycle(
+            scope=self.scope,
+            transport=self.transport,  # type: ignore[arg-type]  # as uvicorn's own
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        self._start_asgi_task(self.cycle, self.app)  # the request before has its answer (`_parse`)
         # The request has the list of its headers by now; trailers go to another one, which nobody reads.
         self.headers = []
         self._requests += 1

@@ -25,6 +25,8 @@ _TARGET = rb"(/%b|[Hh][Tt][Tt][Pp][Ss]?://[^/?#\s]+(?:[/?]%b)?|\*)" % (_URI, _UR
 _FIELDS = rb"(?:%b:[^\x00-\x08\x0a-\x1f\x7f]*+\r\n)*+" % _TOKEN
 _LINE = rb"(%b) %b HTTP/1\.([01])\r\n" % (_TOKEN, _TARGET)
 _HEAD = re.compile(rb"%b%b\r\n" % (_LINE, _FIELDS))
+FIELDS = re.compile(_FIELDS)
+"""Header lines."""
 _REQUEST_LINE = re.compile(_LINE)
 _OTHER_VERSION = re.compile(rb"%b [!-~]+ HTTP/(?!1\.[01])[0-9]\.[0-9]\r\n" % _TOKEN)
 # The fields that decide where a message ends and whom it is for. The value's end is that of the line.

@@ -84,6 +84,9 @@ class StreamWriter:
         for event in events:
             if isinstance(event, Relayed):
                 self._relaying = True
+                if event.framed:
+                    out.append(event.data)
+                    continue
                 # Line breaks between JSON tokens would end the field; within strings JSON escapes them.
                 out.append(b"data: %b\n\n" % guard(event.data.replace(b"\n", b"")))
             elif self._relaying:

@@ -12,10 +12,12 @@ import msgspec
 from adapters.base import Reply
 from adapters.body import UNREADABLE
 from adapters.formats.frames import FrameReader
+from adapters.formats.sse import EventReader
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.echo import without_echo
 from adapters.openai.remote.encode_request import raw_fields, relays_answer
 from adapters.openai.remote.failures import event_failure, is_error
+from adapters.openai.remote.text_runs import TextRuns, learn
 from adapters.openai.remote.thoughts import ThoughtReader, google_content, has_thought
 from adapters.openai.remote.tokens import Aligner, remote_tokens
 from adapters.remote_failures import malformed
@@ -41,6 +43,8 @@ _NO_USAGE = RemoteUsage()
 _NO_PROMPT_DETAILS = RemotePromptDetails()
 _NO_COMPLETION_DETAILS = RemoteCompletionDetails()
 _by_index = attrgetter("index")
+_MOST_TRIES = 4
+"""Chunks of a stream of which later ones may be repetitions: several choices, or some without what others have."""
 _read = msgspec.json.Decoder(RemoteAnswer).decode
 
 
@@ -55,6 +59,29 @@ class StreamReader(FrameReader):
         self._choices: dict[int, ChoiceReader] = {}
         self._usage: RemoteUsage | None = None
         self._started = self._ended = False
+        self._events = EventReader()
+        self._frames = self._events
+        self._runs: TextRuns | None = None
+        # Log-probabilities are aligned chunk by chunk.
+        self._tries = _MOST_TRIES if self._relays and not request.logprobs else 0
+
+    def feed(self, data: bytes) -> Events:
+        """The events completed by these bytes.
+
+        Raises:
+            schemas.errors.GatewayError: the remote reported an error or violated the protocol.
+        """
+        runs = self._runs
+        if runs is None or self._ended or not self._events.between_events:
+            return super().feed(data)
+        choice, run = self._choices[runs.choice], runs.read(data)
+        if run is None or choice.finished:
+            return super().feed(data)
+        relayed, text = Relayed(run.relayed, framed=True), "".join(run.texts)
+        if not text:
+            return (relayed,)
+        choice.generated += sum(map(bool, run.texts))
+        return relayed, Delta(runs.choice, text)
 
     def close(self) -> Events:
         """The events that end the stream, once the connection was closed or `[DONE]` was read."""
@@ -78,6 +105,15 @@ class StreamReader(FrameReader):
                 # Relayed only after it was decoded: an error or a malformed chunk is raised, not forwarded.
                 self._relay(data, chunk, out)
             self._chunk(chunk, out)
+            if self._tries and out and isinstance(out[-1], Delta):
+                self._learn(data, chunk, out)
+
+    def _learn(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
+        """Look for later chunks that differ from this one, whose events are the last ones, in their texts alone."""
+        relayed, delta = out[-2], out[-1]
+        if isinstance(relayed, Relayed) and isinstance(delta, Delta) and delta == Delta(delta.choice, delta.text):
+            self._tries -= 1  # chunks with a number or a time of their own are never alike
+            self._runs = learn(data, relayed.data, chunk) or self._runs
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Relay the chunk, without a usage that the gateway asked for and the client did not."""

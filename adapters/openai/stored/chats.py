@@ -62,7 +62,7 @@ class StoredChatWriter(ChatStreamWriter):
         """The chunks for a batch of events."""
         self._fold.feed(events)
         for event in events:
-            if isinstance(event, Relayed):
+            if isinstance(event, Relayed) and not event.framed:  # a run of chunks follows one with the same id
                 # Chunks that a remote wrote have an id of the remote, which the client knows the chat by.
                 self._id = msgspec.json.decode(event.data, type=_Stored).id or self._id
         data = super().feed(events)
@@ -125,16 +125,19 @@ def list_messages(call: Call) -> Steps[Reply]:
     return encode_page(page)
 
 
-def check_stored(metadata: Mapping[str, Any] | None) -> None:
-    """Refuse metadata that cannot be stored.
+def checked(request: Generate, metadata: Mapping[str, Any] | None) -> Generate:
+    """The same request, whose metadata can be stored if it is to be.
 
     Raises:
         schemas.errors.InvalidRequest: a value is no string, or there is too much.
     """
+    if request.stored_items is None:
+        return request
     for key, value in (metadata or {}).items():
         if not isinstance(value, str):
             raise refused(f"metadata.{key[:64]}", "Invalid 'metadata': the values of what is stored must be strings.")
     check_metadata(dict(metadata or {}))
+    return request
 
 
 def _message(id: str, message: dict[str, Any]) -> Entry:

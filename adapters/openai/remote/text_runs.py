@@ -1,0 +1,105 @@
+"""Runs of chunks that differ in their texts alone, as most of a stream does: found without decoding each chunk.
+
+Strategy: of a chunk that was decoded and adds text and nothing else, the bytes before and behind the text are kept. A
+read from the socket that consists of such chunks, with other texts between the same bytes, is the same JSON with other
+strings, so all that decoding it could find is known. Texts with an escape, and whatever else differs in a byte, are
+left to the decoder.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from adapters.formats.sse import LIMIT, guard
+from schemas.openai.remote import RemoteAnswer, RemoteChoice, RemoteMessage
+
+_NAME = b'"content":"'
+_PROBE = "probe"
+# What a JSON string holds as it is: no quote, backslash or control character; UTF-8 is checked by decoding.
+_LITERAL = re.compile(rb'[^"\\\x00-\x1f]*+')
+_decode = msgspec.json.Decoder(RemoteAnswer).decode
+
+
+class Run(NamedTuple):
+    """A read's chunks: the texts that they add to a choice, and the events of the stream that they are relayed as."""
+
+    texts: list[str]
+    relayed: bytes
+
+
+class TextRuns:
+    """What the chunks of one choice have around their texts.
+
+    Args:
+        before, after: the bytes around the text of a chunk as it is received.
+        sent_before, sent_after: the same as it is relayed.
+        choice: the index of the choice.
+    """
+
+    __slots__ = ("_begin", "_between", "_end", "_sent", "choice")
+
+    def __init__(self, before: bytes, after: bytes, sent_before: bytes, sent_after: bytes, choice: int) -> None:
+        self.choice = choice
+        self._begin, self._end = b"data: " + before, after + b"\n\n"
+        self._between = self._end + self._begin
+        sent = b"data: " + sent_before, sent_after + b"\n\n"
+        self._sent = None if sent == (self._begin, self._end) else sent
+
+    def read(self, data: bytes) -> Run | None:
+        """The chunks of a read that begins where an event of the stream does; None if it has anything else."""
+        if not (data.startswith(self._begin) and data.endswith(self._end)) or len(data) > LIMIT:
+            return None
+        pieces = data[len(self._begin) : -len(self._end)].split(self._between)
+        joined = b"".join(pieces)
+        # `guard` escapes characters at which some clients split an event: it has the events one by one.
+        if not _LITERAL.fullmatch(joined) or guard(joined) is not joined:
+            return None
+        try:
+            texts = [piece.decode() for piece in pieces]
+        except UnicodeDecodeError:
+            return None
+        if self._sent is None:
+            return Run(texts, data)
+        begin, end = self._sent
+        return Run(texts, begin + (end + begin).join(pieces) + end)
+
+
+def learn(data: bytes, sent: bytes, chunk: RemoteAnswer) -> TextRuns | None:
+    """What runs of chunks like this one have around their texts; None if it adds anything but text.
+
+    Args:
+        data: the chunk as it was received.
+        sent: as it is relayed.
+        chunk: the same, decoded.
+    """
+    if chunk.choices is None or len(chunk.choices) != 1 or chunk.usage is not None or b"\n" in data:
+        return None
+    choice, parts, sent_parts = chunk.choices[0], _around(data), _around(sent)
+    message = choice.delta
+    if parts is None or sent_parts is None or message is None or choice != _with_text(choice, message.content):
+        return None
+    # The name may belong to another object: the text between these bytes must be what decoding finds as the delta's.
+    probe = msgspec.structs.replace(chunk, choices=(_with_text(choice, _PROBE),))
+    if _decode(parts[0] + _PROBE.encode() + parts[1]) != probe:
+        return None
+    return TextRuns(*parts, *sent_parts, choice.index)
+
+
+def _with_text(choice: RemoteChoice, text: object) -> RemoteChoice:
+    """A chunk's choice with this text and nothing else that is read of it."""
+    content = text if isinstance(text, str) else ""
+    return RemoteChoice(
+        choice.index, delta=RemoteMessage(content), logprobs=choice.logprobs, stop_reason=choice.stop_reason
+    )
+
+
+def _around(data: bytes) -> tuple[bytes, bytes] | None:
+    """The bytes before and behind the only content that a chunk has."""
+    before, name, rest = data.partition(_NAME)
+    if not name or _NAME in rest or not data.isascii():
+        return None
+    text, _, after = rest.partition(b'"')
+    return None if b"\\" in text else (before + name, b'"' + after)
