@@ -73,7 +73,7 @@ def test_each_request_is_one_trace_at_a_real_collector(tmp_path: Path) -> None:
         if endpoint == "far":
             (sent,) = [span for span in spans if span.name == "chat m"]
             assert (sent.kind, sent.parent) == ("CLIENT", server.id)
-            assert f"00-{trace}-{sent.id}-01" in parents, "the upstream gets the gateway's span"
+            assert f"00-{trace}-{sent.id}-01" in parents, "the upstream gets the gateway's span as its parent"
         else:
             _check_phases(server, spans, tokens)
     labels = '{backend="local",model_name="own",served="own-1"}'

@@ -104,6 +104,25 @@ async def test_openais_client_reads_the_error_and_the_headers() -> None:
     assert refused.value.code == "rate_limit_exceeded"
 
 
+async def test_openais_client_waits_as_long_as_the_refusal_says_and_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, waited = [1_000_000.0], []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("gateway.access.local_limiter.time.time", lambda: now[0])
+    async with running(application(None, EndpointLimit(requests=1))) as client:
+        sdk = openai.AsyncOpenAI(api_key="x", base_url="http://localhost/v1", http_client=client)
+        monkeypatch.setattr("openai._base_client.anyio.sleep", sleep)
+        for _ in range(2):
+            answer = await sdk.chat.completions.create(model="chat", messages=[{"role": "user", "content": "Hi"}])
+            assert answer.choices[0].message.content
+    assert waited == [60.0]
+
+
 async def test_tokens_count_as_the_answer_says() -> None:
     async with running(application(None, EndpointLimit(tokens=100))) as client:
         used = [(await client.post("/v1/chat/completions", json=CHAT)) for _ in range(2)]

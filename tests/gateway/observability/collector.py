@@ -1,7 +1,6 @@
 """A receiver of OTLP over HTTP, which decodes what it gets with OpenTelemetry's own protobuf classes.
 
-It plays collectors that hang or are away, which a real one cannot, and reads what a real one hands on
-(`tests/application/test_telemetry.py`).
+It gets what a gateway sends, or what a real collector hands on (`tests/application/test_telemetry.py`).
 """
 
 from __future__ import annotations
