@@ -15,7 +15,7 @@ from adapters.base import (
     StreamEncoder,
 )
 from adapters.objects import Follow, Steps
-from schemas.ir import Embed, Embeddings
+from schemas.ir import Embed, Embeddings, Generate
 from schemas.origin import Relay
 from schemas.scores import Score, Scores
 
@@ -66,6 +66,19 @@ class ScoringCodec(Protocol):
 
     def encode_scores(self, request: Score, answer: Scores) -> Reply:
         """The answer to a request of `read_score`."""
+        ...
+
+
+@runtime_checkable
+class SummaryCodec(Protocol):
+    """The part of a server codec for relayed requests that any model can answer with a text (`Relay.by_text`)."""
+
+    def read_by_text(self, request: Relay) -> Generate:
+        """The request for that text; `ServerCodec.encode` writes the answer.
+
+        Raises:
+            schemas.errors.RequestError: the body is invalid.
+        """
         ...
 
 

@@ -397,7 +397,8 @@ def can_answer(request: Request, capabilities: Capabilities) -> bool:
         origin = request.origin
         relayed = origin is not None and (origin.dialect, origin.operation) in capabilities.relays
         if isinstance(request, Relay):
-            return relayed or request.scoring in capabilities.scoring
+            by_text = request.by_text and capabilities.generates is not False
+            return relayed or by_text or request.scoring in capabilities.scoring
         return relayed or capabilities.tokenize
     try:
         check(request, capabilities, request.model)

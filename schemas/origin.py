@@ -39,7 +39,7 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """A request for an operation that is not of the IR: a remote of the same dialect is sent its body.
 
     `id`, `model`, `flow` and `destinations` are as in `schemas.ir.Generate`. `scoring`: what a model here that can do
-    it reads from the body.
+    it reads from the body. `by_text`: a model can do it by writing a text, if no remote does it.
     """
 
     id: str
@@ -48,6 +48,7 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     flow: str = ""
     destinations: tuple[str, ...] = ()
     scoring: Scoring | None = None
+    by_text: bool = False
 
 
 class RelayedAnswer(msgspec.Struct, frozen=True):

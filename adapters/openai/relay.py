@@ -2,7 +2,7 @@
 
 A request for one is relayed as it came, JSON or a multipart form, with the remote's name of the model; the answer goes
 back as it came. The table is the whole of it: another operation is another row. Those with `scoring` are also done by
-models here (`inbound.scores`); nothing here does the others.
+models here (`pooling.scores`), and any model shortens conversations (`responses.compact`). Nothing here does the rest.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from adapters.formats.multipart import form_field, is_form, with_field
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.decode import read_model
 from adapters.openai.remote.encode_request import raw_fields
+from adapters.openai.responses.compact import COMPACT
 from schemas.errors import InvalidRequest, MalformedBody, UnsupportedFeature
 from schemas.openai import scores as wire
 from schemas.openai import tei
+from schemas.openai.responses import Compaction, CompactRequest
 from schemas.origin import Origin, Relay, Scoring
 
 
@@ -48,7 +50,7 @@ class _Row(NamedTuple):
     @property
     def route(self) -> Route:
         """The route of our clients."""
-        summary = self.summary if self.scoring else f"{self.summary}, by a remote that does"
+        summary = self.summary if self.body else f"{self.summary}, by a remote that does"
         how = {"body": self.body, "answer": self.answer, "form": self.form, "fields": self.fields}
         return Route("POST", self.path, self.name, "relay", summary, **how)
 
@@ -107,7 +109,14 @@ _TABLE = (
     _Row("image_edits", "/v1/images/edits", "Edit images", form=True),
     _Row("image_variations", "/v1/images/variations", "Vary an image", form=True),
     _Row("moderations", "/v1/moderations", "Classify texts as harmful"),
-    _Row("responses_compact", "/v1/responses/compact", "Shorten a conversation to an opaque item", refused=(_STORED,)),
+    _Row(
+        COMPACT,
+        "/v1/responses/compact",
+        "Shorten a conversation: its answers become one item",
+        body=CompactRequest,
+        answer=Compaction,
+        refused=(_STORED,),
+    ),
 )
 _BY_NAME = {row.name: row for row in _TABLE}
 
@@ -147,7 +156,8 @@ def read_relay(dialect: Dialect, name: str, body: bytes, call: Call) -> Relay:
         model = call.catalog.default
     origin = Origin(dialect.protocol, dialect.name, name, body, media_type=media_type)
     scoring = None if is_form(media_type) else _BY_NAME[name].scoring
-    return Relay(id=call.id, model=read_model(dialect, model or "", call), origin=origin, scoring=scoring)
+    model = read_model(dialect, model or "", call)
+    return Relay(id=call.id, model=model, origin=origin, scoring=scoring, by_text=name == COMPACT)
 
 
 def write_relay(request: Relay) -> Outbound:

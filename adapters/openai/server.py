@@ -27,6 +27,7 @@ from adapters.openai.pooling.scores import encode_scores, read_score
 from adapters.openai.relay import RELAY_ROUTES, TOKENS, read_relay
 from adapters.openai.responses import background
 from adapters.openai.responses.answers import ResponseWriter, encode_response, encode_token_count
+from adapters.openai.responses.compact import COMPACT, encode_compaction, read_compaction
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from adapters.openai.responses.stored import list_items
 from adapters.openai.routes import (
@@ -195,6 +196,8 @@ class OpenAIServer:
         created = int(self._now())
         if _is_response(request):
             return encode_response(request, answer, created)
+        if request.origin is not None and request.origin.operation == COMPACT:
+            return encode_compaction(request, answer, created)
         reply = encode_answer(self._dialect, request, answer, created)
         if request.stored_items is None:
             return reply
@@ -221,6 +224,14 @@ class OpenAIServer:
     def encode_scores(self, request: Score, answer: Scores) -> Reply:
         """The answer to a request for scores."""
         return encode_scores(request, answer, int(self._now()))
+
+    def read_by_text(self, request: Relay) -> Generate:
+        """The request for a summary of a conversation.
+
+        Raises:
+            schemas.errors.RequestError: the body is invalid.
+        """
+        return read_compaction(self._dialect, request)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
         """The model list, one model, a tokenizer, or a stored response.

@@ -194,11 +194,12 @@ class Responder:
 
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self.codec
-        if target.filters is not None:
-            request = await target.filters.request(request)
-        if not isinstance(request, Generate):
-            await self.reply(await reply_to(request, target, codec, account))
-            return
+        if target.filters is not None or not isinstance(request, Generate):
+            given = await reply_to(request, target, codec, account)
+            if isinstance(given, Reply):
+                await self.reply(given)
+                return
+            request = given
         if target.task in TEXTLESS:
             message = f"The endpoint '{request.model}' is for {TEXTLESS[target.task]}, not text."
             raise UnsupportedFeature(message, feature="generate")

@@ -5,19 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 
 from adapters.base import Reply, ServerCodec
-from adapters.optional import ScoringCodec
+from adapters.optional import ScoringCodec, SummaryCodec
 from backends.base import Relays, ScoresTexts, check_unread, ignored_fields
 from gateway.http.accounting import RequestAccount
 from gateway.routing.target import Target
 from schemas.errors import UnsupportedFeature, UnsupportedOperation
-from schemas.ir import Embed, Tokenize
+from schemas.ir import Embed, Generate, Request, Tokenize
 from schemas.origin import Relay
 
 
-async def reply_to(
-    request: Embed | Tokenize | Relay, target: Target, codec: ServerCodec, account: RequestAccount
-) -> Reply:
-    """The answer of a target, in the client's protocol.
+async def reply_to(request: Request, target: Target, codec: ServerCodec, account: RequestAccount) -> Reply | Generate:
+    """The answer of a target, in the client's protocol, or the filtered request for the text that is to be generated.
 
     Args:
         request: what was asked.
@@ -28,11 +26,32 @@ async def reply_to(
     Raises:
         schemas.errors.GatewayError: the target has no answer.
     """
+    if target.filters is not None:
+        # A body that is relayed is not filtered; a text in its place is.
+        request = await target.filters.request(_by_text(request, codec) or request)
+    if isinstance(request, Generate):
+        return request
     if isinstance(request, Embed):
         return await _embedded(request, target, codec, account)
-    if isinstance(request, Relay):
+    if isinstance(request, Tokenize):
+        return await _counted(request, target, codec, account)
+    try:
         return await _scored(request, target, codec, account) or await _relayed(request, target)
-    return await _counted(request, target, codec, account)
+    except UnsupportedOperation:
+        if (asked := _by_text(request, codec)) is None:
+            raise
+        return asked
+
+
+def _by_text(request: Request, codec: ServerCodec) -> Generate | None:
+    """A request that is relayed as one for a text, which any model can write; None if it is of another kind.
+
+    Raises:
+        schemas.errors.RequestError: its body is invalid.
+    """
+    if not isinstance(request, Relay) or not request.by_text or not isinstance(codec, SummaryCodec):
+        return None
+    return codec.read_by_text(request)
 
 
 async def _embedded(request: Embed, target: Target, codec: ServerCodec, account: RequestAccount) -> Reply:

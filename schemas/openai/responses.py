@@ -37,6 +37,7 @@ class Item(msgspec.Struct, frozen=True):
     output: str | tuple[Part, ...] | None = None
     summary: Any = None
     extra_content: ExtraContent | None = None  # of a call, as in chats
+    encrypted_content: str | None = None  # of a compaction, or of reasoning
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -86,6 +87,17 @@ class ConversationName(msgspec.Struct, frozen=True):
     """A conversation by its id."""
 
     id: str
+
+
+class CompactRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `/v1/responses/compact`. `instructions` are for the summary alone."""
+
+    model: str | None = None
+    input: str | tuple[Item, ...] | None = None
+    instructions: str | None = None
+    # Refused by name, or a label.
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
 
 
 class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,6 +214,16 @@ class Usage(msgspec.Struct, frozen=True):
     output_tokens: int
     output_tokens_details: OutputDetails
     total_tokens: int
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """A conversation that was made shorter: its `output` is the input of the next request."""
+
+    id: str
+    created_at: int
+    output: tuple[dict[str, Any], ...]
+    usage: Usage
+    object: Literal["response.compaction"] = "response.compaction"
 
 
 class Failure(msgspec.Struct, frozen=True):

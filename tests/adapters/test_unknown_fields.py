@@ -99,6 +99,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "ChatRequest": CHAT,
     "CompletionRequest": COMPLETION,
     "ResponseRequest": RESPONSE,
+    "CompactRequest": {"model": "m", "input": RESPONSE["input"], "instructions": "x"},
     "EmbeddingRequest": EMBEDDING,
     "RerankRequest": {"model": "m", "query": "x", "documents": ["y", {"text": "z"}]},
     "ScoreRequest": {"model": "m", "text_1": "x", "text_2": ["y"]},
@@ -188,7 +189,9 @@ def decode(protocol: str, table: Any, route: Route, body: Any) -> Any:
     codec = ADAPTERS[protocol].server(table)
     request: Any = codec.decode(route, json.dumps(body).encode(), Call("r", CATALOG, path, entries=()))
     # Relayed as it is, or read for a model here.
-    return codec.read_score(request) if isinstance(request, Relay) else request
+    if not isinstance(request, Relay):
+        return request
+    return codec.read_by_text(request) if request.by_text else codec.read_score(request)
 
 
 def objects(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -200,5 +200,3 @@ def test_parts_of_vllms_clients(server: Server) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             ask(part)
         assert refused.value.param == param
-    with pytest.raises(openai.NotFoundError, match="compact"):
-        client.responses.compact(model=server.model, input="Hi")

@@ -70,6 +70,16 @@ def test_a_response_in_the_background_is_cancelled(client: openai.OpenAI, pair: 
     assert client.responses.retrieve(queued.id).status == stopped.status
 
 
+def test_a_conversation_is_made_shorter(pair: Server) -> None:
+    # Not strict: the SDK's type of an output has no user's message, of which its own comment says that they are there.
+    client = openai.OpenAI(base_url=f"{pair.url}/v1", api_key="unused", max_retries=0)
+    asked = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    short = client.responses.compact(model=pair.model, input=asked)  # type: ignore[arg-type]
+    assert [item.type for item in short.output] == ["message", "compaction"]
+    following = [*(item.model_dump(exclude_none=True) for item in short.output), {"role": "user", "content": "Go on."}]
+    assert client.responses.create(model=pair.model, input=following).output_text  # type: ignore[arg-type]
+
+
 def test_conversations(client: openai.OpenAI, pair: Server) -> None:
     talk = client.conversations.create(metadata={"topic": "capitals"})
     assert client.conversations.retrieve(talk.id) == talk

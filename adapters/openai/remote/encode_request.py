@@ -14,6 +14,7 @@ import msgspec
 
 from adapters.calls import written_signature
 from adapters.openai.dialects import HINTS, Dialect
+from adapters.openai.responses.compact import COMPACT
 from adapters.openai.responses.decode import OPERATION
 from adapters.outbound import image_url, inexpressible
 from schemas.ir import (
@@ -81,7 +82,7 @@ def same_dialect(dialect: Dialect, request: Generate | Embed) -> bool:
     """Whether the client speaks the remote's dialect, so that its body can be relayed."""
     origin = request.origin
     # A response's body is not relayed: remotes are called for chats, since few servers have the Responses API.
-    if origin is None or not origin.body or origin.operation == OPERATION:
+    if origin is None or not origin.body or origin.operation in (OPERATION, COMPACT):
         return False
     return (origin.protocol, origin.dialect) == (dialect.protocol, dialect.name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from adapters.calls import read_signature
 from adapters.openai.inbound.checks import missing, not_one_of
 from adapters.openai.inbound.parts import image_part
+from adapters.openai.responses.summary import read_summary
 from schemas.errors import UnsupportedFeature
 from schemas.ir import Message, Part, TextPart, ToolCall
 from schemas.openai import responses as wire
@@ -46,6 +47,8 @@ def read_message(item: wire.Item, param: str) -> Message | None:
         return Message("tool", _content(item.output or "", f"{param}.output"), tool_call_id=item.call_id)
     if item.type == "reasoning":
         return None
+    if item.type == "compaction" and (summary := read_summary(item.encrypted_content)) is not None:
+        return Message("assistant", f"Summary of the conversation so far:\n\n{summary}")
     message = f"Items of type '{item.type}' are not supported."
     raise UnsupportedFeature(message, feature=item.type, param=f"{param}.type")
 

@@ -77,7 +77,7 @@ def new_response(request: Generate, model: str, created: int, output: tuple[wire
 
 def ended(response: wire.Response, reason: FinishReason, usage: Usage, now: int) -> wire.Response:
     """The response with its final status. The last item of an incomplete response is incomplete, too."""
-    response = msgspec.structs.replace(response, usage=_usage(usage))
+    response = msgspec.structs.replace(response, usage=usage_of(usage))
     incomplete = _INCOMPLETE_REASONS.get(reason)
     if incomplete is None:
         return msgspec.structs.replace(response, status="completed", completed_at=now)
@@ -113,7 +113,8 @@ def _raw_or(given: msgspec.Raw, default: bytes) -> msgspec.Raw:
     return msgspec.Raw(default) if bytes(given) == b"null" else given
 
 
-def _usage(usage: Usage) -> wire.Usage:
+def usage_of(usage: Usage) -> wire.Usage:
+    """Token counts in the protocol's form."""
     return wire.Usage(
         usage.prompt_tokens,
         wire.InputDetails(usage.cached_tokens or 0),

@@ -26,7 +26,13 @@ REFERENCE = "item_reference"
 Items = list[dict[str, Any]]
 """Items as JSON objects, each with an id."""
 
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+    "compaction": "cmp",
+}
 _MAX_LIMIT, _DEFAULT_LIMIT = 100, 20
 
 

@@ -18,7 +18,7 @@ from gateway.http.batches.clients import Clients
 
 T = TypeVar("T")
 
-_SHARE = 0.005
+_SHARE = 0.002
 """Of the time in which the worker runs or has nothing to do, the part that lines may take while clients are there."""
 _ELSEWHERE = 2.0
 """CPU time of a line in all, for each second in its task: its answer is written in a thread, for instance."""

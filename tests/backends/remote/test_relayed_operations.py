@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from adapters.openai.relay import RELAY_ROUTES
+from adapters.openai.responses.compact import COMPACT
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
 from tests.faults.upstream import Asked, Step, Upstream, response, upstream
@@ -110,6 +111,19 @@ async def test_a_conversation_is_compacted_by_the_remote() -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
 
 
+async def test_a_conversation_is_compacted_by_a_model_where_the_remote_does_not() -> None:
+    chat = {"id": "c", "model": "renamed", "choices": [{"index": 0, "message": {"content": "All."}}]}
+    chat["choices"][0]["finish_reason"] = "stop"  # type: ignore[index]
+    body = {"input": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]}
+    async with over({"/v1/chat/completions": response(json.dumps(chat).encode())}) as (client, there):
+        for model in ("far", "s"):
+            reply = await client.post("/v1/responses/compact", json=body | {"model": model})
+            assert reply.status_code == 200, reply.text
+            assert [item["type"] for item in reply.json()["output"]] == ["message", "compaction"]
+        asked = [asked.line.split()[1] for asked in there.asked if asked.line.startswith("POST")]
+        assert asked == ["/v1/responses/compact", "/v1/chat/completions"]
+
+
 async def test_what_groq_could_not_read_reaches_the_client() -> None:
     written = '{"name": "get_weather", "arguments": {"city": Paris}}'
     error = {
@@ -133,6 +147,8 @@ async def test_what_groq_could_not_read_reaches_the_client() -> None:
 async def test_what_nobody_has_is_refused_by_name(model: str) -> None:
     async with over({}) as (client, _):
         for route in RELAY_ROUTES:
+            if route.name == COMPACT:  # any model does it
+                continue
             reply = await client.post(route.path, json={"model": model})
             error = reply.json()["error"]
             assert reply.status_code == 404, reply.text

@@ -498,7 +498,7 @@ def test_only_a_completed_response_has_a_time_of_completion() -> None:
 
 @pytest.mark.parametrize("type", ["compaction", "compaction_trigger"])
 def test_items_of_a_compacted_conversation_are_refused_by_name(type: str) -> None:
-    """Opaque to all but the server that made them, and remotes are called for chats."""
+    """Those of other servers: opaque to all but the server that made them, and remotes are called for chats."""
     item = {"type": type, "id": "cmp_1", "encrypted_content": "x"}
     with pytest.raises(UnsupportedFeature, match=f"'{type}'") as refused:
         ask(input=[item, {"role": "user", "content": "Hi"}])

@@ -67,6 +67,22 @@ async def test_clients_of_other_workers_count(tmp_path: Path) -> None:
     watching.cancel()
 
 
+async def test_waiting_for_a_processor_is_no_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, now, stat = service(), 100.0, tmp_path / "schedstat"
+    monkeypatch.setattr(module, "_SCHEDSTAT", stat)
+    monkeypatch.setattr(module, "monotonic", lambda: now)
+    pace = Pace(Clients(cast(Service, ours), tmp_path / "clients"), at_once=3, beside=1)
+    ours.running = 1
+    pace.note(0.01)  # the pause is shorter than 5 s
+    stat.write_text("7 5000000000 3\n")
+    now = 105.0
+    assert not pace._may_begin()
+    now = 110.0
+    assert pace._may_begin()
+    stat.unlink()  # another system
+    assert pace._may_begin()
+
+
 async def test_the_time_of_others_is_not_counted() -> None:
     async def waits() -> int:
         await asyncio.sleep(0.05)
