@@ -26,7 +26,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test coverage test-accelerator test-ray test-image check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-batches bench-experiments bench-peers bench-rivals clean
+.PHONY: help serve lint test coverage test-accelerator test-ray test-image check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-peers bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -129,6 +129,9 @@ fuzz: $(VENV)/.installed  ## coverage-guided fuzzing of each reader of foreign b
 bench-engine: $(VENV)/.installed  ## the native engine beside transformers' own, at random weights of a 0.5B shape (over an hour)
 	$(VENV)/bin/python -m benchmarks.engine
 	$(VENV)/bin/python -m benchmarks.lora
+
+bench-gpu: $(VENV)/.installed  ## the native engine beside transformers' and vLLM, if that is installed, on an accelerator (MODEL=FOLDER)
+	$(VENV)/bin/python -m benchmarks.gpu $(MODEL)
 
 bench-rivals: $(VENV)/.installed  ## the native engine beside openvino-genai and llama-server, installed first
 	-$(MAKE) --keep-going --file benchmarks/rivals/install.mk FOLDER=$(RIVALS)

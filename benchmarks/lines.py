@@ -31,13 +31,17 @@ def serve_lines(load: Callable[[], System]) -> None:
 
 
 @contextmanager
-def line_system(python: Path, module: str, *arguments: str, log: Path, threads: int) -> Iterator[System]:
+def line_system(python: Path, module: str, *arguments: str, log: Path, threads: int | None = None) -> Iterator[System]:
     """Start a system as a module in the environment of `python`; yields a function that runs jobs in it.
+
+    It has so many `threads` of OpenMP; None: as it likes.
 
     Raises:
         RuntimeError: the process ended; the end of its log is in the text.
     """
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [python, "-m", module, *arguments],

@@ -88,14 +88,14 @@ def static(model: Any) -> System:
     return run
 
 
-def continuous(model: Any, *, sharing: bool = False) -> System:
-    """The manager of `generate_batch`, with the same cache size and tokens per step as this engine.
+def continuous(model: Any, *, sharing: bool = False, sizes: ContinuousBatchingConfig | None = None) -> System:
+    """The manager of `generate_batch`, with the same cache size and tokens per step as this engine, or other `sizes`.
 
     It runs in a thread of its own until the process ends. With `sharing` prompts share cached prefixes, also with those
     of earlier runs.
     """
     model.set_attn_implementation("sdpa")
-    sizes = ContinuousBatchingConfig(
+    sizes = sizes or ContinuousBatchingConfig(
         page_size=256,
         num_blocks=KV_TOKENS // 256,
         max_batch_tokens=STEP_TOKENS,

@@ -21,6 +21,12 @@ EVERY_ROW_ITS_OWN = (
 )
 
 
+def decoding(vocab: int, sequences: int, new: int) -> list[Job]:
+    """Short random prompts with `new` tokens to generate each."""
+    draw = random.Random(sequences)
+    return [([draw.randrange(vocab) for _ in range(16)], new) for _ in range(sequences)]
+
+
 def workloads(vocab: int, *, scale: int) -> dict[str, list[Job]]:
     """The jobs of each workload by its name.
 

@@ -35,8 +35,18 @@ def paged_kernel(
 ) -> Tensor:
     """Implements `interface.Kernel` for what it `supports`."""
     widest = max(queries.shape[2], cache.values.shape[2])
-    if metadata.last_keys or queries.stride(2) != 1 or queries.dtype != cache.keys.dtype or widest > MAX_WIDTH:
-        return reference_kernel(queries, cache, block_size, metadata, params)
+    fits = queries.stride(2) == 1 and not metadata.last_keys and widest <= MAX_WIDTH
+    if cache.in_8_bits:
+        fits = fits and is_right(queries.device, queries.dtype, True)
+    elif queries.dtype != cache.keys.dtype:
+        fits = False
+    attend = _attend if fits else reference_kernel
+    return attend(queries, cache, block_size, metadata, params)
+
+
+def _attend(
+    queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
+) -> Tensor:
     attend = _routine()
     starts, contexts = metadata.device_starts, metadata.device_contexts
     assert starts is not None
@@ -49,6 +59,7 @@ def paged_kernel(
         starts,
         contexts,
         params.sinks,
+        cache.scales,
         most_new=max(metadata.query_lengths),
         page=block_size,
         scale=params.scale,
@@ -59,20 +70,20 @@ def paged_kernel(
 
 # The result False is kept, too: one check and one line of the log a process.
 @cache
-def is_right(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel gives the reference's numbers on the device."""
-    why = why_not(device, dtype)
+def is_right(device: torch.device, dtype: torch.dtype, in_8_bits: bool = False) -> bool:
+    """Whether the kernel gives the reference's numbers on the device, from pages of `dtype` or in 8 bits."""
+    why = why_not(device, dtype, in_8_bits=in_8_bits)
     if why is not None:
-        report_unused("triton_paged", device, dtype, why)
+        report_unused("triton_paged in 8 bits" if in_8_bits else "triton_paged", device, dtype, why)
     return why is None
 
 
 @torch.inference_mode()
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+def why_not(device: torch.device, dtype: torch.dtype, *, in_8_bits: bool = False) -> str | None:
     """Why the kernel cannot be used on the device; None: it can."""
 
     def error() -> float:
-        return max(error_of(paged_kernel, device, dtype, plain=plain) for plain in (True, False))
+        return max(error_of(_attend, device, dtype, plain=plain, in_8_bits=in_8_bits) for plain in (True, False))
 
     return why_not_used(error, TOLERANCES[dtype])
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams, Kernel
-from backends.native.engine.attention.kv_cache import LayerCache
+from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.reference import reference_kernel
 from backends.native.engine.devices import index_tensor
 
@@ -17,7 +17,9 @@ _CASES = (([1, 1], [1, 70]), ([20, 1], [40, 50]))
 
 
 @torch.inference_mode()
-def error_of(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, plain: bool = True) -> float:
+def error_of(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, *, plain: bool = True, in_8_bits: bool = False
+) -> float:
     """The largest difference from the reference in float32, relative to its largest number.
 
     Args:
@@ -25,12 +27,20 @@ def error_of(kernel: Kernel, device: torch.device, dtype: torch.dtype, *, plain:
         device: where it runs.
         dtype: of queries, keys and values.
         plain: without a sliding window, a softcap and sinks; otherwise with all three.
+        in_8_bits: how keys and values are stored.
     """
-    return max(_error(kernel, device, dtype, counts, contexts, plain=plain) for counts, contexts in _CASES)
+    return max(_error(kernel, device, dtype, *lengths, plain=plain, in_8_bits=in_8_bits) for lengths in _CASES)
 
 
 def _error(
-    kernel: Kernel, device: torch.device, dtype: torch.dtype, counts: list[int], contexts: list[int], *, plain: bool
+    kernel: Kernel,
+    device: torch.device,
+    dtype: torch.dtype,
+    counts: list[int],
+    contexts: list[int],
+    *,
+    plain: bool,
+    in_8_bits: bool,
 ) -> float:
     draw = torch.Generator().manual_seed(0)
 
@@ -40,7 +50,13 @@ def _error(
     width = -(-max(contexts) // _PAGE)
     # Shuffled: with blocks in order, a kernel that ignored the block tables could be right by chance.
     tables = torch.randperm(len(contexts) * width, generator=draw).view(len(contexts), width).to(device)
-    cache = LayerCache(*(drawn(tables.numel() * _PAGE, _KEY_HEADS, _WIDTH) for _ in range(2)))
+    pools = [drawn(tables.numel() * _PAGE, _KEY_HEADS, _WIDTH) for _ in range(2)]
+    cache = exact = LayerCache(*pools)
+    if in_8_bits:
+        cache = exact = KVCache(tables.numel(), _PAGE, in_8_bits=True).layer(0, *pools)
+        cache.write(torch.arange(len(pools[0])).to(device), *pools)
+    else:
+        exact = LayerCache(*(pool.float() for pool in pools))
     metadata = AttentionMetadata(torch.empty(0), counts, contexts, tables)
     metadata.device_starts = index_tensor([*metadata.starts, sum(counts)], device)
     metadata.device_contexts = index_tensor(contexts, device)
@@ -48,7 +64,6 @@ def _error(
     scale = _WIDTH**-0.5
     params = AttentionParams(scale) if plain else AttentionParams(scale, 24, 5.0, drawn(_HEADS))
     found = kernel(queries, cache, _PAGE, metadata, params).float()
-    exact = LayerCache(cache.keys.float(), cache.values.float())
     metadata.plans.clear()
     expected = reference_kernel(queries.float(), exact, _PAGE, metadata, params)
     return float((found - expected).abs().max() / expected.abs().max())

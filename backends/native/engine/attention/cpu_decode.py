@@ -45,7 +45,7 @@ class DecodeBatch:
 
 
 def supports(device: torch.device, dtype: torch.dtype, params: AttentionParams) -> bool:
-    """Whether the compiled code attends so: on a CPU, in float32 or bfloat16, without softcap or sinks."""
+    """Whether the compiled code attends so: on a CPU, queries in float32 or bfloat16, without softcap or sinks."""
     return device.type == "cpu" and dtype in _DTYPES and params.is_plain and _function(dtype) is not None
 
 
@@ -54,7 +54,7 @@ def paged_kernel(
 ) -> Tensor:
     """Implements `interface.Kernel` for what it `supports`."""
     # Checked at every call and not at load: strides and dtypes belong to the tensors of this call.
-    attend = _function(cache.keys.dtype) if _fits(queries, cache) else None
+    attend = _function(queries.dtype, in_8_bits=cache.in_8_bits) if _fits(queries, cache) else None
     if attend is None:
         return reference_kernel(queries, cache, block_size, metadata, params)
     batch = decode_batch(metadata)
@@ -92,7 +92,7 @@ def find_decode_batch(metadata: AttentionMetadata) -> DecodeBatch:
 def _fits(queries: Tensor, cache: LayerCache) -> bool:
     """Whether the tensors are as the compiled code reads them; it checks nothing."""
     return (
-        queries.dtype == cache.keys.dtype
+        (cache.in_8_bits or queries.dtype == cache.keys.dtype)
         # Only the innermost numbers must be adjacent; the strides of tokens and heads are passed on, so a slice of a
         # joined projection needs no copy.
         and queries.stride(2) == 1
@@ -115,6 +115,7 @@ def _decode(
         queries.data_ptr(),
         keys.data_ptr(),
         values.data_ptr(),
+        *(None if scales is None else scales.data_ptr() for scales in (cache.key_scales, cache.value_scales)),
         output.data_ptr(),
         batch.tokens.data_ptr(),
         batch.tables.data_ptr(),
@@ -140,5 +141,6 @@ def _decode(
 
 
 @cache
-def _function(dtype: torch.dtype) -> Function | None:
-    return typed_function("cpu_decode", "paged_decode", dtype)
+def _function(dtype: torch.dtype, *, in_8_bits: bool = False) -> Function | None:
+    """For queries of `dtype` and pages of the same, or in 8 bits."""
+    return typed_function("cpu_decode", "paged_decode_8_bits" if in_8_bits else "paged_decode", dtype)

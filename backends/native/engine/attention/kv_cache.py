@@ -39,6 +39,12 @@ class LayerCache:
         """Whether the numbers must be multiplied by their scales."""
         return self.key_scales is not None
 
+    @property
+    def scales(self) -> tuple[Tensor, Tensor] | None:
+        """Those of keys and values; None: they are not in 8 bits."""
+        keys, values = self.key_scales, self.value_scales
+        return None if keys is None or values is None else (keys, values)
+
     def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store [tokens, heads, width] at `slots` [tokens]."""
         _write(self.keys, self.key_scales, slots, keys)

@@ -81,7 +81,8 @@ LIBRARIES: dict[str, Library] = {
         Library(
             "cpu_decode",
             "attention of sequences in decode is 2x to 6x slower",
-            _for_dtypes("paged_decode", *[_POINTER] * 8, _FLOAT),
+            _for_dtypes("paged_decode", *[_POINTER] * 10, _FLOAT)
+            | _for_dtypes("paged_decode_8_bits", *[_POINTER] * 10, _FLOAT),
         ),
         Library(
             "cpu_prefill",

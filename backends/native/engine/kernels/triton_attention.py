@@ -28,6 +28,53 @@ _MOST_SPLITS = 16
 
 
 @triton.jit
+def _products(
+    q, keys, scales, slot, is_key, stride, KEY_HEADS: tl.constexpr, WIDTH: tl.constexpr, IN_8_BITS: tl.constexpr
+):
+    """[rows, keys], of queries and the keys of a head in `slot`; `scales` are theirs in 8 bits."""
+    dim = tl.arange(0, q.shape[1])
+    mask = is_key[None, :] & (dim < WIDTH)[:, None]
+    k = tl.load(keys + slot[None, :] * stride + dim[:, None], mask=mask, other=0)
+    # "ieee": NVIDIA's default for float32 is TF32, whose error the self-check would take for a fault.
+    found = tl.dot(q, k.to(q.dtype), input_precision="ieee").to(tl.float32)
+    if IN_8_BITS:
+        found = found * tl.load(scales + slot * KEY_HEADS, mask=is_key, other=0.0)[None, :]
+    return found
+
+
+@triton.jit
+def _weighted(
+    weight,
+    sums,
+    like,
+    values,
+    scales,
+    slot,
+    is_key,
+    stride,
+    KEY_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    IN_8_BITS: tl.constexpr,
+):
+    """[rows, width], the sums of the values of a head in `slot` by their weights, as wide as `sums`."""
+    dim = tl.arange(0, sums.shape[1])
+    mask = is_key[:, None] & (dim < WIDTH)[None, :]
+    v = tl.load(values + slot[:, None] * stride + dim[None, :], mask=mask, other=0)
+    if IN_8_BITS:
+        weight = weight * tl.load(scales + slot * KEY_HEADS, mask=is_key, other=0.0)[None, :]
+    return tl.dot(weight.to(like.dtype), v.to(like.dtype), input_precision="ieee").to(tl.float32)
+
+
+@triton.jit
+def _with_sinks(most, total, weighted, sinks, head, is_row):
+    """The online softmax with one more score a row, which has no value."""
+    sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
+    higher = tl.maximum(most, sink)
+    shrink = tl.exp(most - higher)
+    return higher, total * shrink + tl.exp(sink - higher), weighted * shrink[:, None]
+
+
+@triton.jit
 def _attend(
     queries,
     keys,
@@ -38,6 +85,8 @@ def _attend(
     starts,
     contexts,
     sinks,
+    key_scales,
+    value_scales,
     scale,
     softcap,
     table_width,
@@ -59,6 +108,7 @@ def _attend(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    IN_8_BITS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
     SHARING: tl.constexpr = HEADS // KEY_HEADS
@@ -89,6 +139,8 @@ def _attend(
     first = begin + split * each
     last = tl.minimum(end, first + each)
 
+    own_keys, own_key_scales = keys + key_head * key_head_stride, key_scales + key_head
+    own_values, own_value_scales = values + key_head * value_head_stride, value_scales + key_head
     # Online softmax: the largest score so far, the sum of the weights relative to it, and the weighted values.
     most = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -98,13 +150,7 @@ def _attend(
         is_key = key < last
         page = tl.load(tables + sequence * table_width + key // PAGE, mask=is_key, other=0)
         slot = page.to(tl.int64) * PAGE + key % PAGE
-        k = tl.load(
-            keys + slot[None, :] * key_stride + key_head * key_head_stride + dim[:, None],
-            mask=is_key[None, :] & (dim < WIDTH)[:, None],
-            other=0.0,
-        )
-        # "ieee": NVIDIA's default for float32 is TF32, whose error the self-check would take for a fault.
-        score = tl.dot(q, k.to(q.dtype), input_precision="ieee").to(tl.float32) * scale
+        score = _products(q, own_keys, own_key_scales, slot, is_key, key_stride, KEY_HEADS, WIDTH, IN_8_BITS) * scale
         if HAS_SOFTCAP:
             score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)  # tanh
         sees = is_key[None, :] & (key[None, :] <= position[:, None])
@@ -114,24 +160,25 @@ def _attend(
         higher = tl.maximum(most, tl.max(score, 1))
         weight = tl.exp(score - higher[:, None])
         shrink = tl.exp(most - higher)
-        v = tl.load(
-            values + slot[:, None] * value_stride + key_head * value_head_stride + value_dim[None, :],
-            mask=is_key[:, None] & (value_dim < VALUE_WIDTH)[None, :],
-            other=0.0,
-        )
         total = total * shrink + tl.sum(weight, 1)
         weighted = weighted * shrink[:, None]
-        weighted += tl.dot(weight.to(v.dtype), v, input_precision="ieee").to(tl.float32)
+        weighted += _weighted(
+            weight,
+            weighted,
+            q,
+            own_values,
+            own_value_scales,
+            slot,
+            is_key,
+            value_stride,
+            KEY_HEADS,
+            VALUE_WIDTH,
+            IN_8_BITS,
+        )
         most = higher
     if HAS_SINKS:
-        # A sink is a score without a value; it is added once.
-        if split == 0:
-            sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
-            higher = tl.maximum(most, sink)
-            shrink = tl.exp(most - higher)
-            total = total * shrink + tl.exp(sink - higher)
-            weighted = weighted * shrink[:, None]
-            most = higher
+        if split == 0:  # it is added once
+            most, total, weighted = _with_sinks(most, total, weighted, sinks, head, is_row)
 
     place = ((start + token) * HEADS + head).to(tl.int64)
     is_number = is_row[:, None] & (value_dim < VALUE_WIDTH)[None, :]
@@ -178,6 +225,7 @@ def paged_attention(
     starts: Tensor,
     contexts: Tensor,
     sinks: Tensor | None,
+    scales: tuple[Tensor, Tensor] | None = None,
     *,
     most_new: int,
     page: int,
@@ -196,6 +244,7 @@ def paged_attention(
         starts: [sequences + 1], where each sequence's tokens begin in the pack, and their number.
         contexts: [sequences], tokens up to the end of this step.
         sinks: [query heads], or None.
+        scales: of keys and values in 8 bits, [slots, key heads] float32 each, contiguous; None: they are no such.
         most_new: the most tokens of one sequence in this step.
         page: tokens of a block.
         scale: the factor of the scores.
@@ -206,52 +255,44 @@ def paged_attention(
     Returns:
         [tokens, query heads, value width].
     """
-    tokens, heads, width = queries.shape
-    key_heads, value_width = keys.shape[1], values.shape[2]
+    tokens, heads, _ = queries.shape
+    key_heads = keys.shape[1]
     sharing, decodes = heads // key_heads, most_new == 1
     splits = splits or (_splits(len(contexts) * key_heads) if decodes else 1)
     tile = tiles(sharing, decodes=decodes)
-    value_padded = max(16, triton.next_power_of_2(value_width))
-    output = queries.new_empty(tokens, heads, value_width)
+    output = queries.new_empty(tokens, heads, values.shape[2])
     parts: Any = output
     sums: Any = output
     if splits > 1:
-        parts = queries.new_empty(tokens, heads, splits, value_width, dtype=torch.float32)
+        parts = queries.new_empty(tokens, heads, splits, values.shape[2], dtype=torch.float32)
         sums = queries.new_empty(tokens, heads, splits, 2, dtype=torch.float32)
+    # Of tensors that a kernel does not read, any serves.
+    given = (queries, keys, values, parts, sums, tables, starts, contexts, queries if sinks is None else sinks)
+    strides = (*queries.stride()[:2], *keys.stride()[:2], *values.stride()[:2])
+    of_values = _widths("VALUE_WIDTH", values)
     _attend[(len(contexts), key_heads, triton.cdiv(most_new * sharing, tile["ROWS"]) * splits)](
-        queries,
-        keys,
-        values,
-        parts,
-        sums,
-        tables,
-        starts,
-        contexts,
-        queries if sinks is None else sinks,
-        scale,
-        softcap,
-        tables.shape[1],
-        *queries.stride()[:2],
-        *keys.stride()[:2],
-        *values.stride()[:2],
+        *(*given, *(scales or (queries, queries)), scale, softcap, tables.shape[1], *strides),
         HEADS=heads,
         KEY_HEADS=key_heads,
-        WIDTH=width,
-        WIDTH_PADDED=max(16, triton.next_power_of_2(width)),
-        VALUE_WIDTH=value_width,
-        VALUE_WIDTH_PADDED=value_padded,
+        **_widths("WIDTH", keys),
+        **of_values,
         PAGE=page,
         **tile,
         WINDOW=window,
         HAS_SOFTCAP=softcap > 0,
         HAS_SINKS=sinks is not None,
+        IN_8_BITS=scales is not None,
         SPLITS=splits,
     )
     if splits > 1:
-        _combine[(tokens * heads,)](
-            parts, sums, output, VALUE_WIDTH=value_width, VALUE_WIDTH_PADDED=value_padded, SPLITS=splits
-        )
+        _combine[(tokens * heads,)](parts, sums, output, **of_values, SPLITS=splits)
     return output
+
+
+def _widths(name: str, rows: Tensor) -> dict[str, int]:
+    """The width of a head, and the one that a tile has."""
+    width = rows.shape[2]
+    return {name: width, f"{name}_PADDED": max(16, triton.next_power_of_2(width))}
 
 
 def tiles(sharing: int, *, decodes: bool) -> dict[str, int]:

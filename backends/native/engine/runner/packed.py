@@ -130,7 +130,7 @@ class PackedRunner:
         self.lora_adapters = lora_adapters
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._graphs: DecodeGraphs | None = None
-        if embedder is None and self.states is None and not cache.in_8_bits and are_wanted(self._device):
+        if embedder is None and self.states is None and are_wanted(self._device):
             # Padding rows write to the block behind the scheduler's. A cache that has pools was resized from one that
             # another runner has prepared.
             self.cache.spare_blocks = 1

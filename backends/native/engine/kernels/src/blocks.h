@@ -24,7 +24,6 @@ constexpr int CHAINS = 4;    // sums of one row that do not wait for each other
 constexpr long FEW = 4;      // rows that are multiplied as weights are made
 
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
-typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 inline u8x16 load_bytes(const uint8_t* from) {
   u8x16 bytes;

@@ -69,13 +69,16 @@ void compute(const Layer& of, void* hidden, const void* cosines, const void* sin
                                             .token_stride = qkv,
                                             .head_stride = of.head_width,
                                             .threads = step.threads};
+  using Pages = paged_decode::SameDtype<Dot>;
+  const paged_decode::Pools<Pages> pools = {static_cast<typename Dot::scalar*>(keys),
+                                            static_cast<typename Dot::scalar*>(values)};
 #pragma omp parallel num_threads(step.threads)
   {
     rms_norm::norm_rows<Dtype>(hidden, of.norm, normed, rows, of.width, of.epsilon);
     multiply<Dtype, Dot>(of, of.qkv, normed, nullptr, joined, room, rows, qkv, of.width);
     rotary::rotate_and_store<Dtype>(joined, cosines, sines, of.query_norm, of.key_norm, slots, keys, values,
                                     rotary_sizes, of.head_epsilon);
-    paged_decode::attend<Dot>(joined, keys, values, mixed, tokens, tables, contexts, decode_sizes, of.scale);
+    paged_decode::attend<Pages>(joined, pools, mixed, tokens, tables, contexts, decode_sizes, of.scale);
     multiply<Dtype, Dot>(of, of.out, mixed, hidden, hidden, room, rows, of.width, attended);
     rms_norm::norm_rows<Dtype>(hidden, of.second_norm, normed, rows, of.width, of.second_epsilon);
     multiply<Dtype, Dot>(of, of.gate_up, normed, nullptr, joined, room, rows, 2 * of.inner, of.width);

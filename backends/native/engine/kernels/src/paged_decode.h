@@ -49,26 +49,75 @@ u32x16 load_words(const typename Dot::scalar* from, long left) {
   return values;
 }
 
+// How keys and values lie on pages, and how queries are multiplied with them; scalar: a number of queries and outputs.
+
+// In the queries' own dtype.
+template <class Queries>
+struct SameDtype {
+  using Dot = Queries;
+  using scalar = typename Queries::scalar;
+  using stored = scalar;
+  static constexpr bool SCALED = false;
+  static u32x16 query(const scalar* from, long left) { return load_words<Queries>(from, left); }
+  static u32x16 words(const stored* from, long left) { return load_words<Queries>(from, left); }
+  static f32x16 numbers(const stored* from, long left) { return load<Queries>(from, left); }
+  static scalar narrow(float value) { return Queries::narrow(value); }
+};
+
+// In 8 bits, with a factor for each key and value of a head; they are multiplied in float32.
+template <class Queries>
+struct EightBits {
+  using Dot = DotFloat32;
+  using scalar = typename Queries::scalar;
+  using stored = int8_t;
+  static constexpr bool SCALED = true;
+  static u32x16 query(const scalar* from, long left) { return (u32x16)load<Queries>(from, left); }
+  static u32x16 words(const stored* from, long left) { return (u32x16)numbers(from, left); }
+  static f32x16 numbers(const stored* from, long left) {
+    i8x16 values = {};
+    if (left >= LANES)
+      std::memcpy(&values, from, sizeof values);
+    else
+      std::memcpy(&values, from, left);
+    return as_floats(values);
+  }
+  static scalar narrow(float value) { return Queries::narrow(value); }
+};
+
+// The pools of a layer, from one key head on; `key_scales` and `value_scales` for 8 bits only.
+template <class Pages>
+struct Pools {
+  const typename Pages::stored *keys, *values;
+  const float *key_scales, *value_scales;
+};
+
 // One sequence and COUNT query heads of one key head.
-template <class Dot, int COUNT>
+template <class Pages, int COUNT>
 struct Task {
-  using scalar = typename Dot::scalar;
-  static constexpr long STEP = LANES * Dot::PER_WORD, CACHE_LINE = 64 / sizeof(scalar);
+  using Dot = typename Pages::Dot;
+  using scalar = typename Pages::scalar;
+  using stored = typename Pages::stored;
+  static constexpr long STEP = LANES * Dot::PER_WORD, CACHE_LINE = 64 / sizeof(stored);
   u32x16 query[COUNT][VECTORS / Dot::PER_WORD];
   f32x16 sums[COUNT][VECTORS];               // of values by weights, relative to `highest`
   float scores[COUNT][KEYS];                 // then their weights
   float highest[COUNT], weight[COUNT] = {};  // the running maximum of scores and the sum of weights
 
   // Scores of `count` keys; of the last vector's spare lanes, those of any key.
-  void score(const scalar* const* keys, long count, long width, float scale) {
+  void score(const stored* const* keys, const float* scales, long count, long width, float scale) {
     for (long first = 0; first < count; first += LANES)
       for (int h = 0; h < COUNT; h++) {
         f32x16 dot[LANES] = {};
         for (long d = 0; d < width; d += STEP)
 #pragma GCC unroll 16
           for (int j = 0; j < LANES; j++)
-            dot[j] = Dot::add(dot[j], query[h][d / STEP], load_words<Dot>(keys[first + j] + d, width - d));
-        const f32x16 found = add_across<4>(dot) * scale;
+            dot[j] = Dot::add(dot[j], query[h][d / STEP], Pages::words(keys[first + j] + d, width - d));
+        f32x16 found = add_across<4>(dot) * scale;
+        if constexpr (Pages::SCALED) {
+          f32x16 factors;
+          std::memcpy(&factors, scales + first, sizeof factors);
+          found *= factors;
+        }
         std::memcpy(&scores[h][first], &found, sizeof found);
       }
   }
@@ -101,53 +150,59 @@ struct Task {
   }
 
   // Add `count` values by their weights.
-  void add_values(const scalar* const* values, long count, long width) {
+  void add_values(const stored* const* values, const float* scales, long count, long width) {
+    if constexpr (Pages::SCALED)
+      for (int h = 0; h < COUNT; h++)
+        for (long j = 0; j < count; j++) scores[h][j] *= scales[j];
     for (long d = 0; d < width; d += LANES) {
       f32x16 sum[COUNT];
       for (int h = 0; h < COUNT; h++) sum[h] = sums[h][d / LANES];
       for (long j = 0; j < count; j++) {
-        const f32x16 value = load<Dot>(values[j] + d, width - d);
+        const f32x16 value = Pages::numbers(values[j] + d, width - d);
         for (int h = 0; h < COUNT; h++) sum[h] += value * scores[h][j];
       }
       for (int h = 0; h < COUNT; h++) sums[h][d / LANES] = sum[h];
     }
   }
 
-  void run(const scalar* queries, const scalar* keys, const scalar* values, scalar* output, const int64_t* table,
-           long context, const Sizes& size, float scale) {
+  void run(const scalar* queries, const Pools<Pages>& pools, scalar* output, const int64_t* table, long context,
+           const Sizes& size, float scale) {
     for (int h = 0; h < COUNT; h++) {
       highest[h] = -INFINITY;
       for (long d = 0; d < size.key_width; d += STEP)
-        query[h][d / STEP] = load_words<Dot>(queries + h * size.head_stride + d, size.key_width - d);
+        query[h][d / STEP] = Pages::query(queries + h * size.head_stride + d, size.key_width - d);
       for (long d = 0; d < size.value_width; d += LANES) sums[h][d / LANES] = f32x16{};
     }
     for (long at = size.window ? std::max(0L, context - size.window) : 0; at < context; at += KEYS) {
       const long count = std::min(KEYS, context - at);
-      const scalar *own_keys[KEYS], *own_values[KEYS];
+      const stored *own_keys[KEYS], *own_values[KEYS];
+      float key_scales[KEYS], value_scales[KEYS];
       for (long j = 0; j < count; j++) {
         const long slot = (table[(at + j) / size.block] * size.block + (at + j) % size.block) * size.key_heads;
-        own_keys[j] = keys + slot * size.key_width;
-        own_values[j] = values + slot * size.value_width;
+        own_keys[j] = pools.keys + slot * size.key_width;
+        own_values[j] = pools.values + slot * size.value_width;
+        if constexpr (Pages::SCALED) key_scales[j] = pools.key_scales[slot], value_scales[j] = pools.value_scales[slot];
         for (long d = 0; d < size.key_width; d += CACHE_LINE) __builtin_prefetch(own_keys[j] + d);
         for (long d = 0; d < size.value_width; d += CACHE_LINE) __builtin_prefetch(own_values[j] + d, 0, 2);
       }
-      for (long j = count; j % LANES; j++) own_keys[j] = own_keys[0];  // spare lanes read what is mapped
-      score(own_keys, count, size.key_width, scale);
+      // Spare lanes read what is mapped.
+      for (long j = count; j % LANES; j++) own_keys[j] = own_keys[0], key_scales[j] = 0;
+      score(own_keys, key_scales, count, size.key_width, scale);
       softmax(count, size.value_width);
-      add_values(own_values, count, size.value_width);
+      add_values(own_values, value_scales, count, size.value_width);
     }
     for (int h = 0; h < COUNT; h++)
       for (long d = 0; d < size.value_width; d++)
-        output[h * size.value_width + d] = Dot::narrow(sums[h][d / LANES][d % LANES] / weight[h]);
+        output[h * size.value_width + d] = Pages::narrow(sums[h][d / LANES][d % LANES] / weight[h]);
   }
 };
 
 // For each of `sizes.sequences`: the query at token `tokens[i]` of the pack, the `contexts[i]` keys and values on the
 // pages of `tables[i]`, the output at the same token. Called by every thread of a parallel region.
-template <class Dot>
-void attend(const void* queries, const void* keys, const void* values, void* output, const int64_t* tokens,
-            const int64_t* tables, const int64_t* contexts, const Sizes& size, float scale) {
-  using scalar = typename Dot::scalar;
+template <class Pages>
+void attend(const void* queries, const Pools<Pages>& pools, void* output, const int64_t* tokens, const int64_t* tables,
+            const int64_t* contexts, const Sizes& size, float scale) {
+  using scalar = typename Pages::scalar;
   const long sharing = size.heads / size.key_heads, groups = (sharing + HEADS - 1) / HEADS;
   const long tasks = size.key_heads * groups;
 #pragma omp for schedule(dynamic)
@@ -155,19 +210,20 @@ void attend(const void* queries, const void* keys, const void* values, void* out
     const long sequence = task / tasks, key_head = task % tasks / groups, first = task % groups * HEADS;
     const long head = key_head * sharing + first, token = tokens[sequence];
     const scalar* q = static_cast<const scalar*>(queries) + token * size.token_stride + head * size.head_stride;
-    const scalar* k = static_cast<const scalar*>(keys) + key_head * size.key_width;
-    const scalar* v = static_cast<const scalar*>(values) + key_head * size.value_width;
+    Pools<Pages> own = {pools.keys + key_head * size.key_width, pools.values + key_head * size.value_width};
+    if constexpr (Pages::SCALED)
+      own.key_scales = pools.key_scales + key_head, own.value_scales = pools.value_scales + key_head;
     scalar* out = static_cast<scalar*>(output) + (token * size.heads + head) * size.value_width;
     const int64_t* table = tables + sequence * size.table;
     switch (std::min(HEADS, sharing - first)) {
-      case 1: Task<Dot, 1>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
-      case 2: Task<Dot, 2>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
-      case 3: Task<Dot, 3>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
-      case 4: Task<Dot, 4>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
-      case 5: Task<Dot, 5>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
-      case 6: Task<Dot, 6>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
-      case 7: Task<Dot, 7>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
-      case 8: Task<Dot, 8>().run(q, k, v, out, table, contexts[sequence], size, scale); break;
+      case 1: Task<Pages, 1>().run(q, own, out, table, contexts[sequence], size, scale); break;
+      case 2: Task<Pages, 2>().run(q, own, out, table, contexts[sequence], size, scale); break;
+      case 3: Task<Pages, 3>().run(q, own, out, table, contexts[sequence], size, scale); break;
+      case 4: Task<Pages, 4>().run(q, own, out, table, contexts[sequence], size, scale); break;
+      case 5: Task<Pages, 5>().run(q, own, out, table, contexts[sequence], size, scale); break;
+      case 6: Task<Pages, 6>().run(q, own, out, table, contexts[sequence], size, scale); break;
+      case 7: Task<Pages, 7>().run(q, own, out, table, contexts[sequence], size, scale); break;
+      case 8: Task<Pages, 8>().run(q, own, out, table, contexts[sequence], size, scale); break;
     }
   }
 }

@@ -21,6 +21,7 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef float f32x4 __attribute__((vector_size(16)));
 
@@ -64,6 +65,7 @@ inline f32x16 vector_exp(f32x16 x) {
 inline bool any(i32x16 mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
 inline u32x16 zero_extend(u16x16 values) { return (u32x16)_mm512_cvtepu16_epi32((__m256i)values); }
 inline u16x16 truncate(u32x16 values) { return (u16x16)_mm512_cvtepi32_epi16((__m512i)values); }
+inline f32x16 as_floats(i8x16 values) { return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)values)); }
 #else
 inline bool any(i32x16 mask) {
   int32_t found = 0;
@@ -72,6 +74,9 @@ inline bool any(i32x16 mask) {
 }
 inline u32x16 zero_extend(u16x16 values) { return __builtin_convertvector(values, u32x16); }
 inline u16x16 truncate(u32x16 values) { return __builtin_convertvector(values, u16x16); }
+inline f32x16 as_floats(i8x16 values) {
+  return __builtin_convertvector(__builtin_convertvector(values, i32x16), f32x16);
+}
 #endif
 
 // A dtype: how one number (scalar) and LANES numbers (vector) lie in memory, and how they become float32 and back.

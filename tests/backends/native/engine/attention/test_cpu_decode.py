@@ -45,6 +45,36 @@ def test_it_equals_the_reference(dtype: torch.dtype, tolerance: float, sharing: 
     )
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize(("sharing", "width", "window"), [(1, 64, None), (3, 80, 200), (8, 20, None), (12, 512, None)])
+def test_pages_in_8_bits(dtype: torch.dtype, tolerance: float, sharing: int, width: int, window: int | None) -> None:
+    """Numbers of every size, each with its own scale, on pages of which the rest is never read."""
+    contexts = [1, 127, 128, 129, 400]
+    plain, metadata = stored(contexts, 2, width, torch.float32)
+    tokens = len(plain.keys)
+    sizes = torch.rand(2, tokens, 2, 1) * 4
+    layer = KVCache(tokens // SIZE, SIZE, in_8_bits=True).layer(0, plain.keys, plain.values)
+    layer.write(torch.arange(tokens), plain.keys * sizes[0], plain.values * sizes[1])
+    assert layer.key_scales is not None
+    owned = [
+        slot
+        for table, context in zip(metadata.block_tables.tolist(), contexts, strict=True)
+        for slot in (table[at // SIZE] * SIZE + at % SIZE for at in range(context))
+    ]
+    foreign = torch.ones(tokens, dtype=torch.bool)
+    foreign[owned] = False
+    layer.key_scales[foreign] = float("nan")
+    queries = torch.randn(2 * sharing, len(contexts), width).to(dtype).transpose(0, 1)
+    params = AttentionParams(width**-0.5, window)
+    expected = reference_kernel(queries.float(), layer, SIZE, metadata, params)
+    metadata.plans.clear()
+    found = paged_kernel(queries, layer, SIZE, metadata, params)
+    if jit.find_compiler() is not None:
+        assert list(metadata.plans) == ["decode_batch"]
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("width", [4, 16, 20, 96, 512])
 def test_any_width_and_large_scores(width: int) -> None:
     """Scores of several hundred, of which float32 rounds off 1e-4: so does the reference, and no more is allowed."""

@@ -19,7 +19,7 @@ from backends.native.engine.kernels import triton_attention, triton_layers, trit
 
 _TYPES = {
     "*i64": ("tables", "starts", "contexts", "slots"),
-    "*fp32": ("parts", "sums"),
+    "*fp32": ("parts", "sums", "key_scales", "value_scales"),
     "fp32": ("epsilon", "scale", "softcap"),
     "i32": (
         "width",
@@ -47,7 +47,9 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, A
         heads |= {"VALUE_WIDTH": width, "VALUE_WIDTH_PADDED": width, "HAS_SOFTCAP": True, "HAS_SINKS": True}
         for decodes in (True, False):
             constants = heads | triton_attention.tiles(4, decodes=decodes) | {"SPLITS": 8 if decodes else 1}
-            yield triton_attention._attend, {}, constants, {}
+            yield triton_attention._attend, {}, constants | {"IN_8_BITS": False}, {}
+            pages = {"keys": "*i8", "values": "*i8"}
+            yield triton_attention._attend, pages, constants | {"IN_8_BITS": True}, {}
     yield triton_attention._combine, {}, {"VALUE_WIDTH": 128, "VALUE_WIDTH_PADDED": 128, "SPLITS": 8}, {}
     yield triton_sampling._add_noise, {"scores": "*fp32", "keys": "*i32"}, {"STRETCH": 1024}, {}
 

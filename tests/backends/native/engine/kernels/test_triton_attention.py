@@ -9,7 +9,7 @@ import torch
 
 from backends.native.engine.attention import accelerated, comparison
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
-from backends.native.engine.attention.kv_cache import LayerCache
+from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.reference import reference_kernel
 from tests.missing_tools import missing
 
@@ -83,6 +83,20 @@ def test_it_equals_the_reference(
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("lengths", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_pages_in_8_bits(lengths: tuple[list[int], list[int]]) -> None:
+    """Of slots that no sequence owns the scales are NaN, and values have another width than keys."""
+    queries, plain, metadata = case((4, 2), (80, 48), 16, torch.float32, lengths)
+    cache = KVCache(metadata.block_tables.numel(), 16, in_8_bits=True).layer(0, plain.keys, plain.values)
+    cache.write(torch.arange(len(plain.keys)), plain.keys, plain.values)
+    assert cache.scales is not None
+    assert all(scales.isnan().any() for scales in cache.scales)
+    params = AttentionParams(80**-0.5)
+    expected = reference_kernel(queries, cache, 16, metadata, params)
+    found = accelerated._attend(queries, cache, 16, metadata, params)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.parametrize("splits", [1, 16])
 def test_keys_may_be_split_into_more_parts_than_there_are(splits: int) -> None:
     from backends.native.engine.kernels.triton_attention import paged_attention
@@ -100,6 +114,7 @@ def test_the_check_of_a_device_accepts_it_and_notices_a_wrong_one(monkeypatch: p
     cpu = torch.device("cpu")
     monkeypatch.setattr(comparison, "_CASES", comparison._CASES[:1])
     assert accelerated.why_not(cpu, torch.float32) is None
+    assert accelerated.why_not(cpu, torch.float32, in_8_bits=True) is None
     right = accelerated._routine()
     monkeypatch.setattr(accelerated, "_routine", lambda: lambda *args, **more: right(*args, **more | {"window": 3}))
     why = accelerated.why_not(cpu, torch.float32)

@@ -70,7 +70,7 @@ def save(family: str, folder: Path) -> Path:
 
 def load(folder: Path, device: str, **options: Any) -> tuple[Steps, Ready]:
     """An engine over a folder."""
-    given = {"step_tokens": 64, "kv_tokens": 2048, "threads": 1, **options}
+    given = {"step_tokens": 64, "max_sequences": 16, "kv_tokens": 2048, "threads": 1, **options}
     return load_engine(EngineOptions(str(folder), device=device, **given), lambda _: None)
 
 

@@ -32,11 +32,13 @@ def pretend_triton(patch: pytest.MonkeyPatch, device: PretendedDevice) -> None:
         starts: Tensor,
         contexts: Tensor,
         sinks: Tensor | None,
+        scales: tuple[Tensor, Tensor] | None,
         **options: float,
     ) -> Tensor:
         output = queries.new_empty(*queries.shape[:2], values.shape[2])
         given = (output, queries, keys, values, tables, starts, contexts)
-        device.launch("attend", lambda *raw: _attend(*raw, options), *given, *(() if sinks is None else (sinks,)))
+        more = (*(scales or ()), *(() if sinks is None else (sinks,)))
+        device.launch("attend", lambda *raw: _attend(*raw, options, 2 if scales else 0), *given, *more)
         device.launch("combine", lambda _: None, output)
         return output
 
@@ -79,7 +81,9 @@ def _launched(device: PretendedDevice, name: str, *given: Any) -> Any:
 
 
 def _attend(*raw: object) -> None:
-    output, queries, keys, values, tables, starts, contexts, *sinks, options = raw
+    output, queries, keys, values, tables, starts, contexts, *more, options, scales = raw
+    assert isinstance(scales, int)
+    scaled, sinks = more[:scales], more[scales:]
     assert isinstance(output, Tensor)
     assert isinstance(starts, Tensor)
     assert isinstance(contexts, Tensor)
@@ -92,4 +96,4 @@ def _attend(*raw: object) -> None:
         options["softcap"] or None,
         *sinks,  # type: ignore[arg-type]
     )
-    output.copy_(reference_kernel(queries, LayerCache(keys, values), int(options["page"]), metadata, params))  # type: ignore[arg-type]
+    output.copy_(reference_kernel(queries, LayerCache(keys, values, *scaled), int(options["page"]), metadata, params))  # type: ignore[arg-type]
