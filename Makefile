@@ -113,7 +113,7 @@ bench-peers: $(VENV)/.installed  ## the gateway beside other gateways, installed
 	-$(MAKE) --keep-going $(PEERS)/routers/.installed $(PEERS)/litellm/.installed
 	$(VENV)/bin/python -m benchmarks.peers --bin $(PEERS)/routers/bin $(PEERS)/litellm/bin
 
-bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (half an hour)
+bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (three quarters of an hour)
 	$(VENV)/bin/python -m benchmarks.experiments
 
 bench-batches: $(VENV)/.installed  ## a batch of 10,000 lines with two kills of the gateway, and clients beside it (five minutes)

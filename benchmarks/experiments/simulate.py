@@ -120,11 +120,11 @@ def print_power(found: Mapping[Cell, Found], runs: int, again: int) -> None:
         "primary",
         "another metric",
         "before, a ninth of alpha",
-        "primary",
-        "another metric",
+        "primary to that",
+        "another metric to that",
         "both with the alpha of another metric",
     ]
-    print(f"\n## Requests for a power of 80 %\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    print(f"\n## Power beside before\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for number, (cell, each) in enumerate(found.items()):
         equal = _missed_before(cell, again, 2000 + number)
         holds = equal <= ALPHA + error(again) and each.before <= ALPHA + error(runs)
