@@ -165,14 +165,16 @@ sbom: $(TOOLS)/.installed  ## sbom.json, the bill of materials of the environmen
 clean:  ## remove what make built
 	rm -rf $(VENV) $(OTHER) $(CLIENTS) $(RIVALS) $(PEERS) $(TOOLS) site sbom.json $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
+# On a terminal pip shows what it fetches: torch takes minutes.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once; torch and transformers take a minute or two) ..."
-	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[engine]'
+	@$(VENV)/bin/pip $(if $(MAKE_TERMOUT),$(filter-out --quiet,$(PIP)),$(PIP)) --constraint constraints.txt --editable '.[engine]'
 	@# What a server imports is compiled here, since an environment may forbid Python to do it later.
-	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -c 'import gateway.process.worker, backends.native.engine.factory, transformers; transformers.LlamaForCausalLM'
-	touch $@
+	@echo "Compiling what a server imports ..."
+	@PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -c 'import gateway.process.worker, backends.native.engine.factory, transformers; transformers.LlamaForCausalLM'
+	@touch $@
 
 $(VENV)/.checked: $(VENV)/.installed tests/clients/lm-eval.txt
 	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[engine,check,check-engine]'

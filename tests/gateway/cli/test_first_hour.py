@@ -202,9 +202,11 @@ def test_a_first_start_at_a_narrow_terminal(folder: Path) -> None:
 def test_a_first_start_without_a_terminal(folder: Path) -> None:
     """The same text in the same order; with keys, each curl has one. The log is JSON."""
     proxied = {"OURS": "one,another", "http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
-    with serving("--config", "ok.toml", "--keys-env", "OURS", env=proxied, log=folder / "log") as gateway:
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            gateway.ask("/v1/chat/completions", {"model": "chat", "messages": []})
+    with (
+        serving("--config", "ok.toml", "--keys-env", "OURS", env=proxied, log=folder / "log") as gateway,
+        pytest.raises(urllib.error.HTTPError, match="401"),
+    ):
+        gateway.ask("/v1/chat/completions", {"model": "chat", "messages": []})
     text = (folder / "log").read_text()
     assert re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text) is None
     assert "another" not in text
