@@ -8,6 +8,7 @@ CLIENTS := .venv-clients
 RIVALS := .rivals
 PEERS := .peers
 TOOLS := .venv-tools
+OTHER := .venv-other
 NODE := tests/clients/node
 KERNELS := backends/native/engine/kernels/src/*
 # Python compiles what is imported, once; pip would compile all of it, which takes a minute or more for each environment.
@@ -22,11 +23,14 @@ CLIENT_ENV := PYTHONDONTWRITEBYTECODE= TOKENIZERS_PARALLELISM=false INTERLINGUA_
 # Clients that want what the main environment has: the newest versions, and a tokenizer.
 NEWEST := huggingface_hub openai openai_responses lm_eval
 
+# What a newcomer does: a wheel in an empty environment, a first start, mistakes, configurations of other servers.
+FIRST_STEPS := tests/test_distribution.py tests/gateway/cli/test_first_hour.py tests/application/test_import.py
+
 MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test coverage test-accelerator test-ray test-image check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-peers bench-rivals clean
+.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-peers bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -84,6 +88,14 @@ coverage: $(VENV)/.checked $(TOOLS)/.installed $(NODE)/node_modules/.package-loc
 test-ray: $(VENV)/.checked  ## engines on a real Ray cluster of three simulated nodes (a few minutes)
 	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[cluster]'
 	$(TEST_ENV) $(VENV)/bin/pytest -q tests/application/test_ray.py
+
+# The environment is made anew each time. CI has one Python, so this is no part of it.
+test-python: $(TOOLS)/.installed  ## the fast tests and a newcomer's first steps on another PYTHON, without torch (five minutes)
+	$(PYTHON) -m venv --clear $(OTHER)
+	$(OTHER)/bin/pip $(PIP) --constraint constraints.txt --editable '.[check]'
+	$(OTHER)/bin/python --version
+	$(TEST_ENV) HYPOTHESIS_PROFILE=fast $(OTHER)/bin/pytest -q -n logical -m "not torch and not slow" --ignore tests/clients
+	$(TEST_ENV) $(OTHER)/bin/pytest -q -n logical -m "not torch" $(FIRST_STEPS)
 
 test-image: $(VENV)/.checked  ## the steps of the gateway's Dockerfile in a chroot, as root (a minute or two)
 	$(TEST_ENV) INTERLINGUA_IMAGE=1 $(VENV)/bin/pytest -q tests/deploy/test_images.py
@@ -155,19 +167,21 @@ sbom: $(TOOLS)/.installed  ## sbom.json, the bill of materials of the environmen
 	$(TOOLS)/bin/cyclonedx-py environment --output-reproducible --output-file sbom.json $(VENV)/bin/python
 
 clean:  ## remove what make built
-	rm -rf $(VENV) $(CLIENTS) $(RIVALS) $(PEERS) $(TOOLS) site sbom.json $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(OTHER) $(CLIENTS) $(RIVALS) $(PEERS) $(TOOLS) site sbom.json $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
+# On a terminal pip shows what it fetches: torch takes minutes.
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once; torch and transformers take a minute or two) ..."
-	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[engine]'
+	@$(VENV)/bin/pip $(if $(MAKE_TERMOUT),$(filter-out --quiet,$(PIP)),$(PIP)) --constraint constraints.txt --editable '.[engine]'
 	@# What a server imports is compiled here, since an environment may forbid Python to do it later.
-	PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -c 'import gateway.process.worker, backends.native.engine.factory, transformers; transformers.LlamaForCausalLM'
-	touch $@
+	@echo "Compiling what a server imports ..."
+	@PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -c 'import gateway.process.worker, backends.native.engine.factory, transformers; transformers.LlamaForCausalLM'
+	@touch $@
 
 $(VENV)/.checked: $(VENV)/.installed tests/clients/lm-eval.txt
-	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[engine,check]'
+	$(VENV)/bin/pip $(PIP) --constraint constraints.txt --editable '.[engine,check,check-engine]'
 	$(VENV)/bin/pip $(PIP) --no-deps --requirement tests/clients/lm-eval.txt
 	touch $@
 

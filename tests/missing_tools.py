@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from importlib.util import find_spec
 from typing import TypeVar
 
 import pytest
@@ -20,6 +21,10 @@ _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 def missing(what: str) -> str:
     """The reason of a skip, which this plugin recognizes."""
     return f"{_PREFIX}{what}"
+
+
+needs_engine = pytest.mark.skipif(find_spec("torch") is None, reason=missing("the extra `engine`"))
+"""For a test whose configuration has native models, and which imports no torch itself."""
 
 
 @pytest.hookimpl(wrapper=True)

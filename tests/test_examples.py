@@ -18,10 +18,12 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from tests.gateway.processes import Gateway, serving
+from tests.missing_tools import needs_engine
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@needs_engine
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.name)
 def test_an_example_configuration_is_valid(path: Path) -> None:
     done = CliRunner().invoke(main, ["check", str(path)])

@@ -1,28 +1,35 @@
 """The shell blocks of the documents: every command exists, with its options, and what can run does.
 
-A block after the comment `<!-- not run: REASON -->` is parsed only.
+A block after the comment `<!-- not run: REASON -->` is parsed only. Blocks of YAML and INI are read as what
+they are for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner
 
+from backends.native.demo import WEIGHTS
 from gateway.app import create_app
 from gateway.cli import main
 from gateway.config import parse
+from gateway.usage.spool import Spool
 from tests.gateway.serving import listening
-from tests.missing_tools import missing
+from tests.gateway.usage.records import record
+from tests.missing_tools import missing, needs_engine
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
@@ -50,6 +57,13 @@ experiment = {{ ramp = {{ arm = "b" }} }}
 """
 
 
+class Command(NamedTuple):
+    """A simple command as words, without assignments, and the file that gets its output, if one does."""
+
+    words: list[str]
+    into: str | None
+
+
 class Block(NamedTuple):
     """A shell block of a page, and why it is not run, if so."""
 
@@ -57,15 +71,16 @@ class Block(NamedTuple):
     code: str
     why: str | None
 
-    def commands(self) -> Iterator[list[str]]:
-        """Its simple commands, as words, without assignments and redirections."""
+    def commands(self) -> Iterator[Command]:
+        """Its simple commands."""
         for line in self.code.replace("\\\n", " ").splitlines():
-            for part in re.split(r"\s(?:&&|\|)\s", re.sub(r"\s>\s*\S+$", "", re.sub(r"(^|\s+)#.*$", "", line))):
-                words = shlex.split(part)
+            for part in re.split(r"\s(?:&&|\|)\s", re.sub(r"(^|\s+)#.*$", "", line)):
+                before, _, into = part.partition(" > ")
+                words = shlex.split(before)
                 while words and re.match(r"[A-Z_]+=", words[0]):
                     words.pop(0)
                 if words:
-                    yield [Path(words[0]).name, *words[1:]]
+                    yield Command([Path(words[0]).name, *words[1:]], into.strip() or None)
 
 
 def blocks() -> Iterator[Block]:
@@ -77,12 +92,42 @@ def blocks() -> Iterator[Block]:
 
 BLOCKS = [pytest.param(block, id=f"{block.page}-{number}") for number, block in enumerate(blocks())]
 RUN = [
-    (block, words)
+    (block, command)
     for block in blocks()
     if block.why is None
-    for words in block.commands()
-    if not " ".join(words).startswith(LONG)
+    for command in block.commands()
+    if not " ".join(command.words).startswith(LONG)
 ]
+
+
+def files_of_peers(folder: Path) -> None:
+    """Write what the importers read, under the names of the page."""
+    (folder / "config.yaml").write_text(
+        "model_list: [{model_name: chat, litellm_params: {model: openai/m, api_base: 'http://127.0.0.1:9/v1'}}]\n"
+    )
+    model = folder / "model_repository/toy"
+    (model / "1").mkdir(parents=True)
+    (model / "config.pbtxt").write_text('backend: "vllm"\n')
+    (model / "1/model.json").write_text(json.dumps({"model": str(WEIGHTS)}))
+    deployed = {"ModelConfig": [{"modelName": "toy", "modelWeightPath": str(WEIGHTS)}]}
+    (folder / "config.json").write_text(json.dumps({"BackendConfig": {"ModelDeployConfig": deployed}}))
+
+
+def records_of_usage(folder: Path) -> None:
+    """Write a database of usage, whose records still wait, and the configuration that names it."""
+    spool = Spool(folder / "usage.sqlite3.spool", 1 << 20)
+    spool.append(record(outcome="timeout"))
+    spool.close()
+    (folder / "usage.sqlite3").touch()
+    used = '[usage]\ndatabase = "usage.sqlite3"\n[backends.s]\nkind = "scripted"\n'
+    (folder / "gateway.toml").write_text(used)
+
+
+LAID_OUT: dict[str, Callable[[Path], None]] = {
+    "docs/guides/migrating.md": files_of_peers,
+    "docs/usage.md": records_of_usage,
+}
+"""What the commands of a page read."""
 
 
 def test_every_block_has_a_kind() -> None:
@@ -99,7 +144,7 @@ def test_every_block_has_a_kind() -> None:
 def test_a_block_is_shell_and_its_commands_exist(block: Block) -> None:
     done = subprocess.run(["bash", "-n"], input=block.code, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for program, *arguments in block.commands():
+    for (program, *arguments), _ in block.commands():
         if program == "gateway":
             _parse(main, arguments)
         elif program == "make":
@@ -118,21 +163,25 @@ def _parse(command: click.Command, arguments: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_commands_of_the_gateway_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_engine
+@pytest.mark.parametrize("page", sorted({block.page for block, _ in RUN}))
+def test_commands_of_the_gateway_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    LAID_OUT.get(page, Path)(tmp_path)
     monkeypatch.chdir(tmp_path)
-    ran = 0
-    for block, (program, *arguments) in RUN:
-        if program != "export" and asks(arguments):
-            continue
-        if program == "gateway":
-            done = CliRunner().invoke(main, arguments)
-            assert done.exit_code == 0, f"{block.page}: {arguments}: {done.output}"
-            ran += 1
+    for (program, *arguments), into in (command for block, command in RUN if block.page == page):
+        if program == "gateway" and not asks(arguments):
+            done = CliRunner().invoke(main, arguments, input="y\n")
+            assert done.exit_code == 0, f"{arguments}: {done.output}"
+            if into is not None:
+                Path(into).write_text(done.stdout)
         else:
-            assert program == "export", f"{block.page}: nothing runs {program}: say why not"
-    assert ran >= 5
+            assert program == "export" or asks(arguments), f"nothing runs {program}: say why not"
+
+
+def test_there_are_commands_to_run() -> None:
+    assert {"README.md", *LAID_OUT} < {block.page for block, _ in RUN}
 
 
 def asks(words: list[str]) -> bool:
@@ -145,7 +194,7 @@ def asks(words: list[str]) -> bool:
 async def test_commands_that_ask_a_server_are_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ADMIN_KEY", KEY)
     app = create_app(parse(SERVED.format(folder=tmp_path)), folder=tmp_path / "workers")
-    found = [(block, words) for block, words in RUN if words[0] != "export" and asks(words)]
+    found = [(block, words) for block, (words, _) in RUN if words[0] != "export" and asks(words)]
     assert {words[0] for _, words in found} == {"curl", "gateway"}
     async with listening(app) as port:
         for block, given in found:
@@ -160,3 +209,32 @@ async def test_commands_that_ask_a_server_are_answered(tmp_path: Path, monkeypat
             elif words[0] == "gateway":
                 done = await asyncio.to_thread(CliRunner().invoke, main, words[1:])
                 assert done.exit_code == 0, f"{block.page}: {words}: {done.output}"
+
+
+def others(kind: str) -> list[str]:
+    """The blocks of a kind, in the order of the pages."""
+    return [found["code"] for page in PAGES for found in _BLOCK.finditer(page.read_text()) if found["kind"] == kind]
+
+
+def test_units_and_entry_points_are_read_as_what_they_are_for() -> None:
+    entry_points, unit = others("ini")
+    (group,) = tomllib.loads(entry_points)["project"]["entry-points"]
+    assert group == "gateway.filters"
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
+    assert settings.keys() <= set(
+        re.findall(r"^(\w+)=", (ROOT / "deploy/systemd/interlingua.service").read_text(), re.MULTILINE)
+    )
+    for name in ("ExecStart", "ExecReload"):
+        program, *arguments = shlex.split(settings[name])
+        assert Path(program).name == "gateway"
+        _parse(main, arguments)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason=missing("promtool (prometheus)"))
+def test_yaml_is_read_by_its_program(tmp_path: Path) -> None:
+    client, scrape = others("yaml")
+    assert yaml.safe_load(client)["models"][0]["apiBase"] == "http://127.0.0.1:8000/v1"
+    (tmp_path / "key").write_text("one")
+    file = tmp_path / "prometheus.yml"
+    file.write_text(re.sub(r"(credentials_file:) \S+", rf"\1 {tmp_path}/key", scrape))
+    subprocess.run(["promtool", "check", "config", file], check=True)

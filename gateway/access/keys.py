@@ -179,7 +179,7 @@ class Keys:
         """
         self.refresh()
         if not self.has_admins:
-            raise Forbidden("Endpoints cannot be changed here: the server has no admin keys.")
+            raise Forbidden("This needs an admin key, and the server has none.")
         given = given_key(headers)
         if self.required or not given:  # where none is required, an unknown key is a client's
             self._find(given)

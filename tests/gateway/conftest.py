@@ -38,7 +38,7 @@ def fleeting_process(tmp_path: Path) -> Iterator[Process]:
 
 @pytest.fixture
 def _closed_databases(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For tests that make several stores, as several processes would: Python 3.13 warns of what is left open."""
+    """For tests that leave stores open, as processes that end do: Python 3.13 warns of it."""
     connect, made = sqlite3.connect, list[sqlite3.Connection]()
 
     def connecting(*arguments: Any, **options: Any) -> sqlite3.Connection:

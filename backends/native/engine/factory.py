@@ -24,6 +24,7 @@ from backends.native.engine.attention.progress import watch_layers
 from backends.native.engine.devices import default_device
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
+from backends.native.engine.kernels import jit
 from backends.native.engine.layers.block_linear import blocked_weights, expand_blocks
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
 from backends.native.engine.layers.packed_linear import pack_linears
@@ -75,7 +76,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Rea
     # An error in the options is reported before seconds are spent on loading weights.
     _check(options)
     options = _with_own_device(options)
-    report(Loading(0.0, "weights"))
+    report(Loading(0.0, "reading weights"))
     try:
         check_sizes(Path(options.model))
         head = read_head(options.model)
@@ -105,11 +106,12 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     # sized last, when weights and LoRA adapters have taken their memory.
     gang = LeadingGang(options, pick_device(options.device)) if options.tensor_parallel > 1 else None
     loaded = _load(options)
-    report(Loading(0.6, "self-check"))
+    compiles = loaded.model.device.type == "cpu" and jit.is_first_build()
+    report(Loading(0.6, "compiling kernels, once; self-check" if compiles else "self-check"))
     packed = _is_packed(loaded, options)
     if options.lora_adapters:
         _inject_lora_adapters(loaded.model, options.lora_adapters, "packed" if packed else "per_sequence")
-    report(Loading(0.8, "cache"))
+    report(Loading(0.8, "reserving the cache"))
     with torch.inference_mode():
         runner, sizes = packed_runner(loaded, options, gang) if packed else per_sequence_runner(loaded, options)
     if gang is not None:

@@ -15,6 +15,7 @@ from backends.native.backend import NativeBackend
 from backends.native.cluster.placement import Resources
 from backends.native.options import NativeOptions, problems_of, read_options
 from backends.native.protocol.engine_options import EngineOptions
+from tests.missing_tools import needs_engine
 
 LORA = {"support": "./lora/support"}
 PER_SEQUENCE = 'execution_path = "per_sequence"'
@@ -100,6 +101,7 @@ def test_engines_of_ones_own_and_engines_that_others_run() -> None:
     assert (len(both.own_engines), both.elsewhere) == (1, ("tcp://a:1",))
 
 
+@needs_engine
 def test_engines_over_tcp_need_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"engines": ["tcp://127.0.0.1:7000"]}
     (problem,) = problems_of(options)
@@ -125,6 +127,7 @@ def test_what_is_placed_on_ray() -> None:
     assert read_options({"ray": "auto"}).placed("").scaling == Scaling()
 
 
+@needs_engine
 def test_engines_on_ray_need_a_secret_and_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ENGINE_SECRET", raising=False)
     found = dict(problems_of({"ray": "auto"}))
@@ -134,6 +137,7 @@ def test_engines_on_ray_need_a_secret_and_ray(monkeypatch: pytest.MonkeyPatch) -
     assert dict(problems_of({"ray": "auto"})) == lacking
 
 
+@needs_engine
 def test_the_check_refuses_a_model_whose_heads_cannot_be_split() -> None:
     assert list(problems_of({"tensor_parallel": 2})) == []  # the bundled model has 6 heads, and 2 for keys
     for options, why in (

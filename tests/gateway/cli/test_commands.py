@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 import gateway
 from gateway.cli import main
+from tests.missing_tools import needs_engine
 
 CONFIG = """
 [backends.s]
@@ -60,6 +61,7 @@ def test_check_says_what_is_wrong(file: Path) -> None:
     )
 
 
+@needs_engine
 def test_a_model_that_cannot_be_read_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for words in (("serve", tmp_path), ("serve", "--model", tmp_path), ("models", "get", tmp_path)):
         result = run(*words)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,8 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.cli import main
-from tests.gateway.processes import LIMIT
+from tests.gateway.processes import LIMIT, serving
+from tests.missing_tools import needs_engine
 
 OK = """\
 [backends.s]
@@ -133,7 +135,9 @@ def taken() -> Iterator[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", ANSWERS)
+@pytest.mark.parametrize(
+    "mistake", [pytest.param(each, marks=needs_engine) if each == "offline" else each for each in ANSWERS]
+)
 def test_a_mistake_is_answered_with_what_to_do(mistake: str, folder: Path, taken: int) -> None:
     words, answer = ANSWERS[mistake]
     done = CliRunner().invoke(main, words.format(taken=taken).split())
@@ -185,9 +189,31 @@ def test_a_first_start_at_a_narrow_terminal(folder: Path) -> None:
         process.wait()
         os.close(parent)
     text = seen.decode()
+    assert text.index("\nInterlingua ") < text.index("\nReady after ") < text.index("\ncurl ")
     assert re.search(r"openai chat chat->a 200 \d+ ms \d+\+\d+ tok", text)
     assert re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text) is None
     # A curl for each protocol, and one that streams.
     assert text.count("\ncurl ") == 8
     assert text.count("curl -N ") == 1
     assert "Traceback" not in text
+
+
+@pytest.mark.slow
+def test_a_first_start_without_a_terminal(folder: Path) -> None:
+    """The same text in the same order; with keys, each curl has one. The log is JSON."""
+    proxied = {"OURS": "one,another", "http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"}
+    with (
+        serving("--config", "ok.toml", "--keys-env", "OURS", env=proxied, log=folder / "log") as gateway,
+        pytest.raises(urllib.error.HTTPError, match="401"),
+    ):
+        gateway.ask("/v1/chat/completions", {"model": "chat", "messages": []})
+    text = (folder / "log").read_text()
+    assert re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text) is None
+    assert "another" not in text
+    assert text.index("Interlingua ") < text.index("\nReady after ") < text.index("\ncurl ")
+    commands = re.findall(r"^curl (?:.*\\\n)*.*$", text, re.MULTILINE)
+    assert len(commands) == 8
+    assert all('-H "authorization: Bearer $KEY"' in command for command in commands)
+    assert len([command for command in commands if "-N " in command and '"stream": true' in command]) == 1
+    logged = [json.loads(line)["event"] for line in text.splitlines() if line.startswith("{")]
+    assert "request.finished" in logged

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from backends.native.demo import WEIGHTS
 from gateway.check import validate
 from gateway.config import BUNDLED, ConfigError, default, load, parse, remote
 
@@ -101,7 +100,7 @@ UNSERVABLE = {
 @pytest.mark.parametrize(("text", "message"), UNSERVABLE.items(), ids=range(len(UNSERVABLE)))
 def test_what_cannot_be_served_is_said_before_anything_starts(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        validate(parse(GOOD.replace("./models/llama", str(WEIGHTS)) + text))
+        validate(parse(GOOD.replace('"native"\nmodel = "./models/llama"', '"scripted"') + text))
     assert str(error.value).startswith(message)
 
 

@@ -98,6 +98,12 @@ def build_all(folder: Path | None = None) -> Iterator[BuildResult]:
             yield BuildResult(library.name, None, _reason(error))
 
 
+def is_first_build() -> bool:
+    """Whether nothing has been built here yet, and can be: the next engine takes longer to start."""
+    kept = LibraryCache.default()
+    return find_compiler() is not None and not any(kept.find(_key(library)) for library in LIBRARIES.values())
+
+
 def target() -> str:
     """The CPU that libraries are compiled for, in words."""
     if march() != "native":
@@ -139,11 +145,7 @@ def _open(library: Library, kept: LibraryCache) -> tuple[ctypes.CDLL, Path]:
     """The loaded library and its path, from the cache or newly built."""
     import torch  # noqa: F401 - brings the OpenMP runtime whose symbols the library needs
 
-    # With a compiler: only what this very compiler built. Without one the key is shorter, and the glob of `find`
-    # matches libraries of every compiler.
-    key = _source_key(library)
-    if find_compiler() is not None:
-        key += f"{_compiler_digest()}-"
+    key = _key(library)
     path = kept.find(key)
     if path is not None:
         try:
@@ -177,6 +179,13 @@ def _dlopen(library: Library, path: Path) -> ctypes.CDLL:
     if missing:
         raise OSError(f"{path.name} has no function {', '.join(missing)}")
     return loaded
+
+
+def _key(library: Library) -> str:
+    """The beginning of the name of a library that may be loaded."""
+    # With a compiler: only what this very compiler built. Without one the key is shorter, and the glob of `find`
+    # matches libraries of every compiler.
+    return _source_key(library) + (f"{_compiler_digest()}-" if find_compiler() is not None else "")
 
 
 def _source_key(library: Library) -> str:

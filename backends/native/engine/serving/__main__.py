@@ -99,7 +99,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Path | TcpAddress, bytes | None, 
 
 def _run(options: EngineOptions, inbox: Inbox, server: SocketServer, loaded: Loaded | None) -> int:
     if loaded is None:
-        server.announce(Loading(0.0, "torch"))
+        server.announce(Loading(0.0, "importing torch"))
     import_engine()  # takes seconds; workers can connect already
     from transformers.utils.logging import disable_progress_bar
 

@@ -15,6 +15,7 @@ from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.reference import check, check_options, names_of, prepare, prepare_options
 from backends.native.demo import WEIGHTS
 from tests.backends.native.checkpoints.gguf_files import write_llama
+from tests.missing_tools import needs_engine
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +130,7 @@ def test_a_gguf_file_becomes_a_folder_once_a_version(models: Path, monkeypatch: 
     assert conversions == [moved.resolve()] * 2
 
 
+@needs_engine
 def test_a_file_that_cannot_be_converted_is_refused_by_the_converters_words() -> None:
     header = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
     key, value = b"general.architecture", b"llama"

@@ -117,12 +117,14 @@ def cluster() -> Cluster:
 async def test_gateways_learn_of_the_engines_with_their_incarnations(cluster: Cluster) -> None:
     await cluster.tick(2)
     assert cluster.listed == b"tcp://10.0.0.0:7000 i0\n"
+    cluster.placer._times = Times(poll=60.0)  # longer than this test
     waits = asyncio.ensure_future(cluster.placer.engines("other", SPEC, cluster.listed))
     await asyncio.sleep(0.01)
     assert not waits.done(), "nothing has changed"
     cluster.nodes[0].now = replace(cluster.nodes[0].now, incarnation="i9")
     await cluster.placer.tick()
     assert await waits == b"tcp://10.0.0.0:7000 i9\n"
+    cluster.placer._times = TIMES
     assert await cluster.placer.engines("other", SPEC, b"tcp://10.0.0.0:7000 i9\n") == b"tcp://10.0.0.0:7000 i9\n", (
         "after a while, too"
     )

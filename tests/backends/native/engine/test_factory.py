@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from backends.native.engine import factory, runners
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
+from backends.native.engine.kernels import jit
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
@@ -98,10 +99,14 @@ def test_the_path_can_be_chosen_without_a_check(models: Path, monkeypatch: pytes
     assert made(models / "llama", kv_tokens=100, execution_path="per_sequence")[1].execution_path == "per_sequence"
 
 
-def test_progress_is_reported_before_the_engine_is_ready(models: Path) -> None:
+@pytest.mark.parametrize(("is_first", "check"), [(False, "self-check"), (True, "compiling kernels, once; self-check")])
+def test_progress_is_reported_before_the_engine_is_ready(
+    is_first: bool, check: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "is_first_build", lambda: is_first)
     reports: list[Loading] = []
     load_engine(EngineOptions(str(models / "llama"), threads=1, kv_tokens=100), reports.append)
-    assert [report.what for report in reports] == ["weights", "self-check", "cache"]
+    assert [report.what for report in reports] == ["reading weights", check, "reserving the cache"]
     assert [report.fraction for report in reports] == sorted(report.fraction for report in reports)
 
 

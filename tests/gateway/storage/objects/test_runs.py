@@ -1,9 +1,13 @@
 """Answers in the background: exactly one of their worker and their clients ends them, whenever each comes."""
 
+import pytest
+
 from adapters.objects import RunState
 from gateway.storage.objects.run_tasks import Run
 from gateway.storage.objects.runs import KeyRuns, Leases
 from gateway.storage.objects.store import ObjectStore
+
+pytestmark = pytest.mark.usefixtures("_closed_databases")
 
 
 async def runs() -> KeyRuns:

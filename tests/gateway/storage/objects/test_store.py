@@ -8,6 +8,8 @@ import pytest
 from adapters.objects import Entry, Span
 from gateway.storage.objects.store import KeyObjects, ObjectStore, TooLarge
 
+pytestmark = pytest.mark.usefixtures("_closed_databases")
+
 AGE = 100.0
 
 

@@ -52,7 +52,10 @@ def seven(library: Library) -> int:
 @needs_compiler
 def test_a_library_is_compiled_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = library(tmp_path / "src")
+    monkeypatch.setattr(jit, "LIBRARIES", {"seven": own})
+    assert jit.is_first_build()
     assert seven(own) == 7
+    assert not jit.is_first_build()
     [kept] = folder.iterdir()
     jit.load.cache_clear()
     monkeypatch.setattr(jit, "_build", None)

@@ -19,7 +19,7 @@ from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.tiny import Tiny, build, plain, prompt, tiny
 from tests.missing_tools import missing
 
-peft = pytest.importorskip("peft", reason=missing("peft, of the `check` extra"))
+peft = pytest.importorskip("peft", reason=missing("peft, of the extra `check-engine`"))
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
 
