@@ -332,6 +332,7 @@ class Cell:
         for engine in self._draw.sample(living, min(machines, len(living))):
             engine.dead = True
             self.result.deaths += 1
+            engine.replica.halt(self.now)
             for job in engine.replica.jobs():
                 if job.received and job.cut < 0:
                     job.cut = self.now
@@ -345,13 +346,15 @@ class Cell:
 
     def _missed(self, engine: _Engine) -> None:
         """The gateways have others take over what an engine had."""
-        self._remove(engine.replica.number)
+        if self._engines.get(engine.replica.number) is engine:  # it has not been stopped meanwhile
+            self._remove(engine.replica.number)
 
     def _remove(self, number: int) -> None:
         engine = self._engines.pop(number)
         self._index.clear(number)
         self._news = deque(each for each in self._news if each[1] != number)
-        engine.replica.version += 1
+        if not engine.dead:
+            engine.replica.halt(self.now)
         for job in engine.replica.jobs():
             self.result.moved += 1
             job.moves += 1

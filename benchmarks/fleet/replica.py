@@ -162,6 +162,13 @@ class Replica:
         self._begin(now)
         return stepped
 
+    def halt(self, now: float) -> None:
+        """End it, within the present steps: what they have made so far is with the clients."""
+        if self.until is not None and self._count > 1:
+            self._steps += int((now - self._began) / self._each)
+        self.until = None
+        self.version += 1
+
     def jobs(self) -> list[Job]:
         """All that is unfinished, each with the tokens that its client has."""
         for _, _, job in self.decoding:
