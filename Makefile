@@ -30,7 +30,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-peers bench-rivals clean
+.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -127,6 +127,9 @@ bench-peers: $(VENV)/.installed  ## the gateway beside other gateways, installed
 
 bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (three quarters of an hour)
 	$(VENV)/bin/python -m benchmarks.experiments
+
+bench-fleet: $(VENV)/.installed  ## engines, gateways, routing and scaling of a fleet, by simulation (ten minutes)
+	$(VENV)/bin/python -m benchmarks.fleet
 
 bench-batches: $(VENV)/.installed  ## a batch of 10,000 lines with two kills of the gateway, and clients beside it (five minutes)
 	$(VENV)/bin/python -m benchmarks.batches

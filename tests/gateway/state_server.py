@@ -23,9 +23,14 @@ _URL, _NUMBER = "TEST_STATE_URL", count()
 
 
 class Process:
-    """`redis-server` or `valkey-server`, without anything on the disk."""
+    """`redis-server` or `valkey-server`, without anything on the disk.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where it runs.
+        certificate: with which it speaks TLS; its key is beside it.
+    """
+
+    def __init__(self, folder: Path, certificate: Path | None = None) -> None:
         pytest.importorskip("redis", reason=missing("redis-py"))
         program = shutil.which("valkey-server") or shutil.which("redis-server")
         if program is None:
@@ -33,7 +38,12 @@ class Process:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+        ports = ["--port", str(self.port)]
+        if certificate is not None:
+            ports = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            ports += ["--tls-cert-file", str(certificate), "--tls-key-file", str(certificate.with_suffix(".key"))]
+            ports += ["--tls-ca-cert-file", str(certificate)]
+        self._command = [program, *ports, "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
         self.start()
 
     def start(self) -> None:
@@ -63,9 +73,9 @@ class Process:
         finally:
             os.kill(self._process.pid, signal.SIGCONT)
 
-    def settings(self, timeout: float = 5.0) -> StateSection:
+    def settings(self, timeout: float = 5.0, url: str = "valkey://127.0.0.1:{port}") -> StateSection:
         """A section `state` that shares nothing with others."""
-        os.environ[_URL] = f"valkey://127.0.0.1:{self.port}"
+        os.environ[_URL] = url.format(port=self.port)
         # A busy machine must not look like a server that is away.
         return StateSection(url_env=_URL, prefix=f"test{next(_NUMBER)}", timeout=timeout)
 
