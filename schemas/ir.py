@@ -363,8 +363,8 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
 class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
     """The JSON that a remote of the request's own protocol and dialect sent, followed by the events decoded from it.
 
-    `data`, an event, a whole answer or (`framed`) a run of events as they are written and one event with all they add, is
-    what the encoder forwards for the events, so that unknown fields arrive. Only requests of that dialect have it.
+    `data` is an event, a whole answer or (`framed`) a run of events as they are written, with one event for all.
+    The encoder forwards it for the events, so that unknown fields arrive. Only requests of that dialect have it.
     """
 
     data: bytes
