@@ -303,36 +303,23 @@ def _has_variables(prompt: Prompt) -> bool:
 
 def needs(request: Generate) -> frozenset[Feature]:
     """The features that a backend must have to answer `request` completely."""
-    # Plain comparisons: this runs for every request, and most of them need one feature.
     sampling = request.sampling
     needed = [feature for feature, unset in _SAMPLERS.items() if getattr(sampling, feature) != unset]
     for prompt in request.prompts:
         needed += _prompt_needs(prompt)
-    # With `tool_choice` "none", the tools are not offered to the model.
-    if request.tools and (request.tool_choice is None or request.tool_choice.mode != "none"):
-        needed.append(Feature.TOOLS)
-    if request.grammar is not None:
-        needed.append(Feature.GRAMMAR)
-    if request.logprobs or request.top_logprobs or request.prompt_logprobs:
-        needed += _logprobs_needs(request)
-    if request.best_of is not None and request.best_of > request.n:
-        needed.append(Feature.BEST_OF)
-    if request.suffix:
-        needed.append(Feature.SUFFIX)
-    if request.lora_adapter is not None:
-        needed.append(Feature.LORA)
-    if request.overflow == "drop_turns":
-        needed.append(Feature.TRUNCATION)
-    return frozenset(needed)
-
-
-def _logprobs_needs(request: Generate) -> list[Feature]:
-    asked = (
+    wanted = (
+        # With `tool_choice` "none", the tools are not offered to the model.
+        (Feature.TOOLS, request.tools and (request.tool_choice is None or request.tool_choice.mode != "none")),
+        (Feature.GRAMMAR, request.grammar is not None),
         (Feature.LOGPROBS, request.logprobs and not request.logprobs_optional),
         (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
         (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
+        (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
+        (Feature.SUFFIX, request.suffix),
+        (Feature.LORA, request.lora_adapter is not None),
+        (Feature.TRUNCATION, request.overflow == "drop_turns"),
     )
-    return [feature for feature, is_asked in asked if is_asked]
+    return frozenset(needed + [feature for feature, asked in wanted if asked])
 
 
 def _prompt_needs(prompt: Prompt) -> list[Feature]:

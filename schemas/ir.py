@@ -363,9 +363,8 @@ class Usage(msgspec.Struct, frozen=True, tag="usage"):
 class Relayed(msgspec.Struct, frozen=True, tag="relayed"):
     """The JSON that a remote of the request's own protocol and dialect sent, followed by the events decoded from it.
 
-    `data` is one event of a stream, or a whole answer. The protocol's encoder forwards it in place of the events, so
-    that unknown fields arrive. Only requests of that protocol and dialect have it. `framed`: it is several events of a
-    stream as they are written, with all that is around them; the events that follow are what they add together.
+    `data` is an event, a whole answer or (`framed`) a run of events as they are written, with one event for all.
+    The encoder forwards it for the events, so that unknown fields arrive. Only requests of that dialect have it.
     """
 
     data: bytes

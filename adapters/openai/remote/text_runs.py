@@ -39,18 +39,19 @@ class TextRuns:
         choice: the index of the choice.
     """
 
-    __slots__ = ("_begin", "_between", "_end", "_sent", "choice")
+    __slots__ = ("_begin", "_between", "_end", "_least", "_sent", "choice")
 
     def __init__(self, before: bytes, after: bytes, sent_before: bytes, sent_after: bytes, choice: int) -> None:
         self.choice = choice
         self._begin, self._end = b"data: " + before, after + b"\n\n"
         self._between = self._end + self._begin
+        self._least = len(self._between)  # in fewer bytes, those before and after a text would overlap
         sent = b"data: " + sent_before, sent_after + b"\n\n"
         self._sent = None if sent == (self._begin, self._end) else sent
 
     def read(self, data: bytes) -> Run | None:
         """The chunks of a read that begins where an event of the stream does; None if it has anything else."""
-        if not (data.startswith(self._begin) and data.endswith(self._end)) or len(data) > LIMIT:
+        if not (data.startswith(self._begin) and data.endswith(self._end) and self._least <= len(data) <= LIMIT):
             return None
         pieces = data[len(self._begin) : -len(self._end)].split(self._between)
         joined = b"".join(pieces)

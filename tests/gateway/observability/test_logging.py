@@ -22,6 +22,7 @@ from gateway.observability import logging
 logging.configure(sys.argv[1])
 log = structlog.get_logger()
 log.debug("detail.logged")
+logging.EVENTS.info({"event": "line.written", "status": 200, "token": "canary"})
 log.info("request.finished", status=200, path=__import__("pathlib").Path("x"), key="canary", prompt="canary", text="")
 try:
     1 / 0
@@ -38,7 +39,11 @@ def logged(level: str) -> list[dict[str, object]]:
 
 @pytest.mark.slow
 def test_events_are_json_lines_without_secrets() -> None:
-    finished, failed = logged("info")
+    written, finished, failed = logged("info")
+    # An event that is a dictionary already has the same fields.
+    assert (written["event"], written["level"], written["status"]) == ("line.written", "info", 200)
+    assert written["token"] == "***"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", str(written["timestamp"]))
     assert finished["event"] == "request.finished"
     assert (finished["level"], finished["status"], finished["path"]) == ("info", 200, "x")
     assert (finished["key"], finished["prompt"], finished["text"]) == ("***", "***", "***")
@@ -51,7 +56,7 @@ def test_events_are_json_lines_without_secrets() -> None:
 @pytest.mark.parametrize(
     ("level", "events"),
     [
-        ("debug", ["detail.logged", "request.finished", "request.failed"]),
+        ("debug", ["detail.logged", "line.written", "request.finished", "request.failed"]),
         ("WARNING", ["request.failed"]),
         ("critical", []),
     ],

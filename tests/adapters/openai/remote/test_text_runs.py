@@ -96,6 +96,15 @@ def test_the_same_name_elsewhere_is_not_taken_for_the_text() -> None:
     assert reader.feed(b"data: %b\n\n" % (chunk % b"y"))[-1] == Delta(0, "y")
 
 
+def test_what_is_before_and_after_a_text_does_not_overlap() -> None:
+    reader = StreamReader(DIALECT, ask())
+    for _ in range(2):
+        reader.feed(b"data: %b\n\n" % (CHUNK % (b"x", b"")))
+    cut = (CHUNK % (b"", b"")).replace(b'""', b'"')  # one quote for both
+    with pytest.raises(GatewayError):
+        reader.feed(b"data: %b\n\n" % cut)
+
+
 def test_chunks_after_the_end_of_a_choice_are_refused_in_runs_as_well() -> None:
     reads = [b"data: %b\n\n" % (CHUNK % (b"x", b""))] * 3 + [
         b"data: %b\n\n" % LAST,

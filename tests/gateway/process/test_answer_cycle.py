@@ -1,0 +1,83 @@
+"""The head of an answer: framed as uvicorn frames it, and never with a header that is two."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from gateway.process.answer_cycle import AnswerCycle
+
+
+class Written:
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+def cycle(method: str = "POST", *, keep_alive: bool = True) -> tuple[AnswerCycle, Written]:
+    transport: Any = Written()
+    log = logging.getLogger("test")
+    made = AnswerCycle(
+        scope={"type": "http", "method": method},  # type: ignore[typeddict-item, arg-type]
+        transport=transport,
+        flow=FlowControl(transport),
+        logger=log,
+        access_logger=log,
+        access_log=False,
+        default_headers=[(b"date", b"today")],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=keep_alive,
+        on_response=lambda: None,
+    )
+    return made, transport
+
+
+async def head(
+    *headers: tuple[bytes, bytes], status: int = 200, method: str = "POST", keep_alive: bool = True
+) -> bytes:
+    made, transport = cycle(method, keep_alive=keep_alive)
+    await made.send({"type": "http.response.start", "status": status, "headers": list(headers)})
+    return transport.data
+
+
+async def test_a_length_frames_the_body() -> None:
+    assert await head((b"Content-Length", b"2")) == b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 2\r\n\r\n"
+
+
+async def test_without_a_length_the_body_is_chunked() -> None:
+    assert (await head()).endswith(b"\r\ntransfer-encoding: chunked\r\n\r\n")
+    assert b"chunked" not in await head(method="HEAD")
+    assert b"chunked" not in await head(status=204)
+
+
+async def test_a_connection_that_ends_says_so_once() -> None:
+    assert (await head((b"content-length", b"0"), keep_alive=False)).count(b"connection: close") == 1
+    made, transport = cycle()
+    headers = [(b"connection", b"x, Close"), (b"content-length", b"0")]
+    await made.send({"type": "http.response.start", "status": 413, "headers": headers})
+    assert not made.keep_alive
+    assert transport.data.count(b"connection") == 1
+
+
+@pytest.mark.parametrize(
+    "header", [(b"a", b"b\r\nc: d"), (b"a b", b"c"), (b"a", b"b\x00"), (b"", b"x"), (b"a\n", b"x")]
+)
+async def test_a_header_that_is_none_is_not_written(header: tuple[bytes, bytes]) -> None:
+    made, transport = cycle()
+    with pytest.raises(RuntimeError, match="Invalid HTTP header"):
+        await made.send({"type": "http.response.start", "status": 200, "headers": [header]})
+    assert transport.data == b""
+
+
+async def test_a_body_without_a_head_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"http\.response\.start"):
+        await cycle()[0].send({"type": "http.response.body", "body": b""})
