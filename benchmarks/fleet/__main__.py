@@ -136,7 +136,7 @@ def day(cells: int, seed: int) -> bool:
     sample = [assign.chosen(f"user {number}") for number in range(100_000)]
     share = max(map(sample.count, range(cells))) / len(sample)
     machines = -(-MACHINES // cells)
-    scaling = Scaling(min=4, max=machines, per_queue=8.0)
+    scaling = Scaling(min=max(2, machines // 16), max=machines, per_queue=8.0)
     load = Load(REQUESTS * share / DAY, daily=3.0, flash=(15 * HOUR, 600.0, 10.0))
     plan = Plan(
         gateways=-(-GATEWAYS // cells),
@@ -148,7 +148,9 @@ def day(cells: int, seed: int) -> bool:
         no_head=(12 * HOUR - 60, 12 * HOUR + 60),
         deploys=(20 * HOUR,),
     )
-    print(f"a cell of {machines} machines and {plan.gateways} gateways; its share of the users: {share:.4f}")
+    print(
+        f"a cell of {machines} machines and {plan.gateways} gateways; its share of the users: {share:.4f}", flush=True
+    )
     report(run(plan, load, seed), machines)
     return True
 

@@ -327,22 +327,27 @@ class Cell:
         self._engines[number] = _Engine(replica, links, self.now + self.plan.load)
 
     def _die(self, machines: int, silent: bool) -> None:
-        """Machines die, or only the engines on them."""
+        """Machines die, with engines or without, or only so many engines."""
         living = [each for each in self._engines.values() if not each.dead]
-        for engine in self._draw.sample(living, min(machines, len(living))):
+        if silent:
+            # The first machines are those with engines.
+            dying = self._draw.sample(range(self._machines), min(machines, self._machines))
+            self._machines -= len(dying)
+            self._at(self.now + self.plan.repair, self._repaired, len(dying))
+            dead = [living[place] for place in dying if place < len(living)]
+        else:
+            dead = self._draw.sample(living, min(machines, len(living)))
+        for engine in dead:
             engine.dead = True
             self.result.deaths += 1
             engine.replica.halt(self.now)
             for job in engine.replica.jobs():
                 if job.received and job.cut < 0:
                     job.cut = self.now
-            if silent:
-                self._machines -= 1
-                self._at(self.now + self.plan.repair, self._repaired)
             self._at(self.now + (_SILENT if silent else _EOF), self._missed, engine)
 
-    def _repaired(self) -> None:
-        self._machines += 1
+    def _repaired(self, machines: int) -> None:
+        self._machines += machines
 
     def _missed(self, engine: _Engine) -> None:
         """The gateways have others take over what an engine had."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.autoscaling import Scaling
-from benchmarks.fleet.__main__ import figures, percentile, run
+from benchmarks.fleet.__main__ import figures, run
 from benchmarks.fleet.cell import Cell, Plan
 from benchmarks.fleet.replica import Job, Replica, Shape
 from benchmarks.fleet.scheduled import ScheduledReplica
@@ -51,5 +51,7 @@ def test_no_request_is_lost_with_machines_engines_and_the_head() -> None:
     assert result.refused == 0
     assert result.deaths >= 4
     assert result.moved > 0
-    assert 0 < percentile(result.pauses, 0.5) < 60.0
+    # All machines die at last: streams go on once some are repaired and engines have loaded.
+    assert max(result.pauses) > 60.0 + 10.0
+    assert min(result.pauses) < 5.0
     assert result.most_engines > 1
