@@ -51,12 +51,10 @@ def _error(
     # Shuffled: with blocks in order, a kernel that ignored the block tables could be right by chance.
     tables = torch.randperm(len(contexts) * width, generator=draw).view(len(contexts), width).to(device)
     pools = [drawn(tables.numel() * _PAGE, _KEY_HEADS, _WIDTH) for _ in range(2)]
-    cache = exact = LayerCache(*pools)
+    cache, exact = LayerCache(*pools), LayerCache(*(pool.float() for pool in pools))
     if in_8_bits:
         cache = exact = KVCache(tables.numel(), _PAGE, in_8_bits=True).layer(0, *pools)
         cache.write(torch.arange(len(pools[0])).to(device), *pools)
-    else:
-        exact = LayerCache(*(pool.float() for pool in pools))
     metadata = AttentionMetadata(torch.empty(0), counts, contexts, tables)
     metadata.device_starts = index_tensor([*metadata.starts, sum(counts)], device)
     metadata.device_contexts = index_tensor(contexts, device)

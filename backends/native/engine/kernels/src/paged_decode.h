@@ -1,6 +1,6 @@
 // Attention of sequences in decode (one query token each) over the paged cache, where the pages lie.
 //
-// Strategy: a task is one sequence and up to HEADS of the query heads that share a key head (grouped-query attention),
+// Strategy: a task is one sequence and some of the query heads that share a key head (grouped-query attention),
 // so a key is loaded once for all of them. Keys are taken KEYS at a time: all their scores, then the online softmax
 // (FlashAttention's running maximum and sum), then the values. Pages are prefetched while their addresses are computed.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace paged_decode {
 
-constexpr long HEADS = 8, KEYS = 128;
+constexpr long KEYS = 128;
 constexpr long MAX_WIDTH = 512;  // of a key or a value; MAX_WIDTH of cpu_decode.py
 constexpr long VECTORS = MAX_WIDTH / LANES;
 
@@ -58,6 +58,7 @@ struct SameDtype {
   using scalar = typename Queries::scalar;
   using stored = scalar;
   static constexpr bool SCALED = false;
+  static constexpr long HEADS = 8;  // the most of a task
   static u32x16 query(const scalar* from, long left) { return load_words<Queries>(from, left); }
   static u32x16 words(const stored* from, long left) { return load_words<Queries>(from, left); }
   static f32x16 numbers(const stored* from, long left) { return load<Queries>(from, left); }
@@ -71,6 +72,7 @@ struct EightBits {
   using scalar = typename Queries::scalar;
   using stored = int8_t;
   static constexpr bool SCALED = true;
+  static constexpr long HEADS = 4;  // keys are widened for each: more would only take GCC longer
   static u32x16 query(const scalar* from, long left) { return (u32x16)load<Queries>(from, left); }
   static u32x16 words(const stored* from, long left) { return (u32x16)numbers(from, left); }
   static f32x16 numbers(const stored* from, long left) {
@@ -197,17 +199,22 @@ struct Task {
   }
 };
 
+template <class Pages, int COUNT, class... Given>
+void run_for(const Given&... given) {
+  if constexpr (COUNT <= Pages::HEADS) Task<Pages, COUNT>().run(given...);
+}
+
 // For each of `sizes.sequences`: the query at token `tokens[i]` of the pack, the `contexts[i]` keys and values on the
 // pages of `tables[i]`, the output at the same token. Called by every thread of a parallel region.
 template <class Pages>
 void attend(const void* queries, const Pools<Pages>& pools, void* output, const int64_t* tokens, const int64_t* tables,
             const int64_t* contexts, const Sizes& size, float scale) {
   using scalar = typename Pages::scalar;
-  const long sharing = size.heads / size.key_heads, groups = (sharing + HEADS - 1) / HEADS;
+  const long sharing = size.heads / size.key_heads, groups = (sharing + Pages::HEADS - 1) / Pages::HEADS;
   const long tasks = size.key_heads * groups;
 #pragma omp for schedule(dynamic)
   for (long task = 0; task < size.sequences * tasks; task++) {
-    const long sequence = task / tasks, key_head = task % tasks / groups, first = task % groups * HEADS;
+    const long sequence = task / tasks, key_head = task % tasks / groups, first = task % groups * Pages::HEADS;
     const long head = key_head * sharing + first, token = tokens[sequence];
     const scalar* q = static_cast<const scalar*>(queries) + token * size.token_stride + head * size.head_stride;
     Pools<Pages> own = {pools.keys + key_head * size.key_width, pools.values + key_head * size.value_width};
@@ -215,15 +222,15 @@ void attend(const void* queries, const Pools<Pages>& pools, void* output, const 
       own.key_scales = pools.key_scales + key_head, own.value_scales = pools.value_scales + key_head;
     scalar* out = static_cast<scalar*>(output) + (token * size.heads + head) * size.value_width;
     const int64_t* table = tables + sequence * size.table;
-    switch (std::min(HEADS, sharing - first)) {
-      case 1: Task<Pages, 1>().run(q, own, out, table, contexts[sequence], size, scale); break;
-      case 2: Task<Pages, 2>().run(q, own, out, table, contexts[sequence], size, scale); break;
-      case 3: Task<Pages, 3>().run(q, own, out, table, contexts[sequence], size, scale); break;
-      case 4: Task<Pages, 4>().run(q, own, out, table, contexts[sequence], size, scale); break;
-      case 5: Task<Pages, 5>().run(q, own, out, table, contexts[sequence], size, scale); break;
-      case 6: Task<Pages, 6>().run(q, own, out, table, contexts[sequence], size, scale); break;
-      case 7: Task<Pages, 7>().run(q, own, out, table, contexts[sequence], size, scale); break;
-      case 8: Task<Pages, 8>().run(q, own, out, table, contexts[sequence], size, scale); break;
+    switch (std::min(Pages::HEADS, sharing - first)) {
+      case 1: run_for<Pages, 1>(q, own, out, table, contexts[sequence], size, scale); break;
+      case 2: run_for<Pages, 2>(q, own, out, table, contexts[sequence], size, scale); break;
+      case 3: run_for<Pages, 3>(q, own, out, table, contexts[sequence], size, scale); break;
+      case 4: run_for<Pages, 4>(q, own, out, table, contexts[sequence], size, scale); break;
+      case 5: run_for<Pages, 5>(q, own, out, table, contexts[sequence], size, scale); break;
+      case 6: run_for<Pages, 6>(q, own, out, table, contexts[sequence], size, scale); break;
+      case 7: run_for<Pages, 7>(q, own, out, table, contexts[sequence], size, scale); break;
+      case 8: run_for<Pages, 8>(q, own, out, table, contexts[sequence], size, scale); break;
     }
   }
 }
