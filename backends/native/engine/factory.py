@@ -105,8 +105,9 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     # The order of what follows is fixed. Layers are replaced and checked before LoRA adapters wrap them; the cache is
     # sized last, when weights and LoRA adapters have taken their memory.
     gang = LeadingGang(options, pick_device(options.device)) if options.tensor_parallel > 1 else None
+    # Loading compiles one library already, the self-check most others.
+    compiles = pick_device(options.device).type == "cpu" and jit.is_first_build()
     loaded = _load(options)
-    compiles = loaded.model.device.type == "cpu" and jit.is_first_build()
     report(Loading(0.6, "compiling kernels, once; self-check" if compiles else "self-check"))
     packed = _is_packed(loaded, options)
     if options.lora_adapters:

@@ -14,6 +14,7 @@ from backends.native.engine import factory, runners
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.kernels import jit
+from backends.native.engine.loading.weights import LoadedModel
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
@@ -103,7 +104,14 @@ def test_the_path_can_be_chosen_without_a_check(models: Path, monkeypatch: pytes
 def test_progress_is_reported_before_the_engine_is_ready(
     is_first: bool, check: str, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jit, "is_first_build", lambda: is_first)
+    first, load = [is_first], factory.load
+
+    def loading(*arguments: Any, **options: Any) -> LoadedModel:
+        first[0] = False  # it compiles a library
+        return load(*arguments, **options)
+
+    monkeypatch.setattr(jit, "is_first_build", lambda: first[0])
+    monkeypatch.setattr(factory, "load", loading)
     reports: list[Loading] = []
     load_engine(EngineOptions(str(models / "llama"), threads=1, kv_tokens=100), reports.append)
     assert [report.what for report in reports] == ["reading weights", check, "reserving the cache"]
