@@ -17,7 +17,7 @@ from backends.scripted import ScriptedBackend
 from schemas.errors import UnsupportedFeature
 from tests.backends.remote.grpc import triton
 from tests.equality import WAYS, Ask, Said, Way, say
-from tests.faults.recorded import KINDS, MOUNTED, SERVER, remote
+from tests.faults.recorded import ANSWERED, MOUNTED, SERVER, remote
 from tests.gateway.grpc.calls import grpc_port
 from tests.gateway.serving import listening, scripted
 
@@ -26,9 +26,6 @@ pytestmark = pytest.mark.slow
 SPEECHLESS = {("anthropic", False), ("gemini", False), ("mindie-openai", False)}
 SPEECHLESS |= {("tgi-0.9", True), ("triton", True), ("triton-grpc", True)}
 """Kinds without raw prompts, or without chats."""
-
-ANSWERED = [kind for kind in KINDS if kind != "cohere"]
-"""Kinds whose protocol the gateway answers, too."""
 
 UNREPORTED = {
     "tgi-0.9": ("prompt_tokens",),

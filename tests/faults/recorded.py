@@ -32,6 +32,8 @@ KINDS = {
     "ollama": kinds.ollama,
     "cohere": kinds.cohere,
 }
+ANSWERED = [kind for kind in KINDS if kind != "cohere"]
+"""Those whose protocol the gateway answers, too."""
 MOUNTED = {
     "cohere": "/cohere",
     "openai": "/v1",

@@ -65,6 +65,7 @@ def test_every_source_compiles_without_a_warning(machine: str, march: str, name:
     assert compiled.stat().st_size
 
 
+@pytest.mark.timeout(900)
 def test_the_numeric_tests_hold_when_compiled_for_avx2(tmp_path: Path) -> None:
     if not {"avx2", "fma", "bmi2"} <= set(jit._cpu_field("flags").split()):
         pytest.skip("the CPU has no AVX2")

@@ -19,6 +19,7 @@ def test_the_page_names_the_transformers_version_that_constraints_install() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_hundred_and_fifty_types_are_packed_and_the_page_lists_them() -> None:
     written, found = PAGE.read_text(), coverage()
     listed = listed_as_packed(written)
