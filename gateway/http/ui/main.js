@@ -12,6 +12,7 @@ const nav = document.querySelector(".nav");
 const who = document.querySelector(".who");
 let leave = () => {};
 let lost = null;
+let back = null;
 
 /** The name of a view and what follows it: `#/requests/abc` is ["requests", "abc"]. */
 function address() {
@@ -110,6 +111,7 @@ async function begin() {
 
 function noteLoss() {
   document.body.classList.add("offline");
+  back?.remove(); // a server that ends may answer once more
   lost ??= notice("The server does not answer. What is shown may be old; the page tries again.", { kind: "warn" });
 }
 
@@ -118,7 +120,7 @@ function noteReturn() {
   if (!lost) return;
   lost.remove();
   lost = null;
-  notice("The server is back.", { kind: "good" });
+  back = notice("The server is back.", { kind: "good" });
 }
 
 feed.on("lost", noteLoss);
