@@ -20,6 +20,13 @@ KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "End": 35, "Home": 36, "Ar
 """Names of keys, and their codes on Windows, which Chromium goes by."""
 
 
+_GONE = ("Node is detached", "No node", "content quads", "layout object", "does not belong")
+
+
+class Gone(Exception):
+    """The page has drawn a node anew, or hides it."""
+
+
 class Page:
     """One page. `errors` are its console errors: exceptions, failed loads, blocked styles and scripts."""
 
@@ -105,13 +112,17 @@ class Page:
         found = self._call("Accessibility.queryAXTree", nodeId=root, role=role, accessibleName=name)["nodes"]
         return next((node["backendDOMNodeId"] for node in reversed(found) if not node["ignored"]), None)
 
-    def click(self, node: int) -> None:
-        """Click the middle of a node with the mouse."""
+    def click(self, node: int) -> bool:
+        """Click the middle of a node with the mouse; False if it is not shown."""
         self._call("DOM.scrollIntoViewIfNeeded", backendNodeId=node)
-        corners = self._call("DOM.getContentQuads", backendNodeId=node)["quads"][0]
+        quads = self._call("DOM.getContentQuads", backendNodeId=node)["quads"]
+        if not quads:
+            return False
+        corners = quads[0]
         x, y = sum(corners[0::2]) / 4, sum(corners[1::2]) / 4
         for type in ("mousePressed", "mouseReleased"):
             self._call("Input.dispatchMouseEvent", type=type, x=x, y=y, button="left", clickCount=1)
+        return True
 
     def choose(self, node: int, option: str) -> bool:
         """Choose the option with this text in a select; False if it has none."""
@@ -143,6 +154,8 @@ class Page:
                 self._choosers.append(message["params"]["backendNodeId"])
             if message["method"] == "Runtime.exceptionThrown" or entry.get("level") == "error":
                 self.errors.append(json.dumps(message["params"]))
+        if "error" in message and any(words in message["error"]["message"] for words in _GONE):
+            raise Gone(message["error"]["message"])
         assert "error" not in message, message
         return message["result"]
 

@@ -113,17 +113,18 @@ class Console:
 
     def click(self, name: str) -> None:
         """Click what has this label, once it is there and may be used."""
+        # In one step: the page may draw it anew between two.
         found = f"clickable({json.dumps(name)})"
-        self.page.until(f"!!{found} && !{found}.disabled")
-        self.page.run(f"{found}.click()")
+        self.page.until(f"((found) => !!found && !found.disabled && (found.click(), true))({found})")
 
     def fill(self, name: str, value: str) -> None:
         """Write into the field with this label, or choose in it."""
         found, text = f"control({json.dumps(name)})", json.dumps(value)
-        self.page.until(f"!!{found} && ({found}.tagName !== 'SELECT' || choose({found}, {text}))")
-        self.page.run(
-            f"{{ const field = {found}; field.focus(); if (field.tagName !== 'SELECT') field.value = {text};"
-            "for (const type of ['input', 'change']) field.dispatchEvent(new Event(type, { bubbles: true })); }"
+        self.page.until(
+            f"((field) => {{ if (!field || (field.tagName === 'SELECT' && !choose(field, {text}))) return false;"
+            f"field.focus(); if (field.tagName !== 'SELECT') field.value = {text};"
+            "for (const type of ['input', 'change']) field.dispatchEvent(new Event(type, { bubbles: true }));"
+            f"return true; }})({found})"
         )
 
     def press(self, name: str, key: str) -> None:
@@ -176,9 +177,13 @@ class Console:
         )
 
 
-def post(url: str, body: dict[str, Any]) -> None:
+def post(url: str, body: dict[str, Any]) -> str:
+    """Ask without the page; returns the request's id."""
     head = {"content-type": "application/json"}
-    urllib.request.urlopen(urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)).read()
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), head)
+    with urllib.request.urlopen(request) as answer:
+        answer.read()
+        return answer.headers["x-request-id"]
 
 
 def log_in(console: Console, key: str) -> None:

@@ -260,11 +260,11 @@ def test_a_wrong_key_is_refused_and_an_admin_key_is_kept_for_the_tab(console: Co
 
 
 def test_a_request_is_replayed_on_another_arm(console: Console, console_url: str) -> None:
-    post(console_url, {"model": "chat:base", "messages": [{"role": "user", "content": "Of France?"}]})
+    id = post(console_url, {"model": "chat:base", "messages": [{"role": "user", "content": "Of France?"}]})
     console.view("Requests")
     console.fill("Outcome", "all")
     console.fill("Endpoint", "chat")
-    console.page.run("document.querySelector('.log-table tbody button').click()")
+    console.page.until(f"((line) => line && (line.click(), true))(document.querySelector('[data-id=\"{id}\"]'))")
     console.reads("Text of the answer", ".detail")
     console.click("Body of the request")
     console.reads("Of France?", ".detail details")

@@ -6,9 +6,11 @@ There are no selectors here on purpose: what a visitor cannot find by its label,
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-from tests.clients.chromium import Page
+from tests.clients.chromium import Gone, Page
 
 
 class Visitor:
@@ -24,12 +26,12 @@ class Visitor:
     def no_longer_sees(self, text: str) -> None:
         self._page.until(f"!document.body.innerText.includes({json.dumps(text)})")
 
-    def find(self, role: str, name: str) -> int:
+    def find(self, role: str, name: str) -> None:
         """Wait for the element of a role and a name."""
-        return self._page.wait(lambda: self._page.find(role, name), f"{role} {name!r}")
+        self._use(role, name, lambda _: True)
 
     def click(self, role: str, name: str) -> None:
-        self._page.click(self.find(role, name))
+        self._use(role, name, self._page.click)
 
     def write(self, name: str, text: str, role: str = "textbox") -> None:
         """Write into the field of a name."""
@@ -38,9 +40,20 @@ class Visitor:
 
     def choose(self, name: str, option: str) -> None:
         """Choose an option of a list, once it has it."""
-        self._page.wait(lambda: self._page.choose(self.find("combobox", name), option), f"{name} {option!r}")
+        self._use("combobox", name, lambda node: self._page.choose(node, option))
 
     def attach(self, name: str, file: Path) -> None:
         """Click a button that asks for a file, and give it one."""
         self.click("button", name)
         self._page.give_file(file)
+
+    def _use(self, role: str, name: str, act: Callable[[int], bool]) -> None:
+        """Do something with the element of a role and a name, once it is there and that can be done."""
+
+        def is_done() -> bool:
+            with suppress(Gone):  # it is looked for again
+                node = self._page.find(role, name)
+                return node is not None and act(node)
+            return False
+
+        self._page.wait(is_done, f"{role} {name!r}")

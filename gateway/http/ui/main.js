@@ -47,11 +47,13 @@ function drawNavigation() {
 function drawWho() {
   const { key: name, roles, can_change: admin } = session.now;
   const role = admin ? "Administrator" : roles.includes("ask") ? "Read-only" : roles.join(", ");
+  const focused = [...who.children].indexOf(document.activeElement);
   who.replaceChildren(
     h("span", { class: "role", title: name ? `Key: ${name}` : "No key" }, h("span", { class: "role-name" }, name ?? "No key"), h("small", {}, role)),
     key.get() ? button("Log out", logOut, { kind: "quiet" }) : button("Log in", () => askForKey(), { kind: "quiet" }),
     button("", toggleTheme, { kind: "quiet", symbol: "sun", label: "Switch between light and dark" }),
   );
+  who.children[focused]?.focus();
 }
 
 function logOut() {

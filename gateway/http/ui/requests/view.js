@@ -65,9 +65,10 @@ export function mount(root, id) {
   function draw() {
     listValues();
     const found = entries.filter(matches);
-    const focused = document.activeElement?.dataset?.id;
+    const focused = body.contains(document.activeElement) ? document.activeElement.dataset.id : null;
     body.replaceChildren(...found.slice(0, SHOWN).map(row));
-    if (focused) body.querySelector(`[data-id="${CSS.escape(focused)}"]`)?.focus();
+    // A line that is no longer shown leaves the focus to the list.
+    if (focused !== null) (body.querySelector(`[data-id="${CSS.escape(focused)}"]`) ?? list).focus();
     note.textContent = found.length ? (found.length > SHOWN ? `${SHOWN} of ${found.length} are shown.` : "") : entries.length ? "No request matches." : "No request has ended yet. Those of the console appear here, too.";
   }
 
