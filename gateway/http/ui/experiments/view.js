@@ -36,11 +36,8 @@ export function mount(root, name) {
     view = new Experiment(endpoint.name, body);
   }
 
-  // A question that waits for its answer would be drawn over.
-  const asks = () => page.querySelector(".confirm") !== null;
-
   open(name);
-  const ends = [session.on(() => (shown && compared().some((each) => each.name === shown) ? view.splitChanged() : open(shown))), feed.on("experiments", () => asks() || view?.read({ shared: true }))];
+  const ends = [session.on(() => (shown && compared().some((each) => each.name === shown) ? view.splitChanged() : open(shown))), feed.on("experiments", () => view?.asks || view?.read({ shared: true }))];
   return () => {
     ends.forEach((end) => end());
     view?.leave();
@@ -50,6 +47,7 @@ export function mount(root, name) {
 class Experiment {
   constructor(name, body) {
     this.name = name;
+    this.body = body;
     this.top = h("div", { class: "stack" });
     this.split = h("div");
     this.middle = h("div", { class: "stack" });
@@ -76,10 +74,16 @@ class Experiment {
     return session.endpoint(this.name);
   }
 
+  /** Whether a question waits for its answer, which would be drawn over. */
+  get asks() {
+    return this.body.querySelector(".confirm") !== null;
+  }
+
   /** Read the experiment; `shared`: that of seconds ago, which the server has made for another tab, will do. */
   async read({ shared = false } = {}) {
+    const asked = this.asks;
     const found = await attempt(() => call(`/v1/console/experiment?endpoint=${encodeURIComponent(this.name)}${shared ? "&shared" : ""}`));
-    if (!found || this.left) return;
+    if (!found || this.left || (this.asks && !asked)) return;
     const first = !this.found;
     this.found = found;
     redraw(this.top, this.verdict(), ...(found.report.ramp ? [this.ramp()] : []));
