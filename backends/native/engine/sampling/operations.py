@@ -48,7 +48,7 @@ IMPLEMENTATIONS = (
         compiled_top_k_top_p.mask_top_k_top_p,
         compiled_gumbel.add_gumbel_noise,
     ),
-    SamplingOperations("triton", accelerated.supports, logits_warpers.mask_top_k_top_p, accelerated.add_gumbel_noise),
+    SamplingOperations("triton", accelerated.supports, accelerated.mask_top_k_top_p, accelerated.add_gumbel_noise),
     SamplingOperations("torch", lambda _: True, logits_warpers.mask_top_k_top_p, gumbel.add_gumbel_noise),
 )
 """In order of preference; the last supports everything."""

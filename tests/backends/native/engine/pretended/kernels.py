@@ -17,7 +17,7 @@ from backends.native.engine.attention.reference import reference_kernel
 from backends.native.engine.layers import accelerated as accelerated_layers
 from backends.native.engine.layers import reference
 from backends.native.engine.sampling import accelerated as accelerated_sampling
-from backends.native.engine.sampling import gumbel
+from backends.native.engine.sampling import gumbel, logits_warpers
 from tests.backends.native.engine.pretended.device import PretendedDevice
 
 
@@ -44,14 +44,20 @@ def pretend_triton(patch: pytest.MonkeyPatch, device: PretendedDevice) -> None:
 
     patch.setattr(accelerated, "_routine", lambda: paged_attention)
     patch.setattr(accelerated, "is_right", lambda *_: True)
-    patch.setattr(accelerated_sampling, "_routine", lambda: partial(_add_noise, device))
+    patch.setattr(accelerated_sampling, "_routine", lambda name: partial(_sample, device, name))
     patch.setattr(accelerated_sampling, "is_right", lambda _: True)
     patch.setattr(accelerated_layers, "_routine", lambda name: partial(_launched, device, name))
     patch.setattr(accelerated_layers, "right_ones", lambda *_: frozenset(accelerated_layers.NAMES))
 
 
-def _add_noise(device: PretendedDevice, scores: Tensor, keys: Tensor) -> None:
-    device.launch("add_noise", gumbel.add_gumbel_noise, scores, keys)
+def _sample(device: PretendedDevice, name: str, scores: Tensor, *given: Tensor) -> None:
+    """A routine of sampling as one kernel, by torch's equivalent."""
+
+    def mask(scores: Tensor, counts: Tensor, masses: Tensor) -> None:
+        logits_warpers.mask_top_k_top_p(scores, counts.tolist(), masses.tolist())
+
+    routine = {"add_gumbel_noise": gumbel.add_gumbel_noise, "mask_top_k_top_p": mask}[name]
+    device.launch(name, routine, scores, *given)
 
 
 def _launched(device: PretendedDevice, name: str, *given: Any) -> Any:
