@@ -19,12 +19,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Not tuned on any hardware yet.
-_DECODE_ROWS, _DECODE_KEYS = 16, 32
-_PROMPT_ROWS, _PROMPT_KEYS = 64, 64
-_PROGRAMS = 256
+# Tuned on an H100 with 32 query and 8 key heads of 128 bfloat16 numbers.
+_DECODE_ROWS, _DECODE_KEYS, _DECODE_WARPS = 16, 64, 2
+_PROMPT_ROWS, _PROMPT_KEYS, _PROMPT_WARPS = 64, 32, 4
+_STAGES = 3
+_TILE_BYTES = 2**14
+"""Of the keys that a program takes at a time, at most: as many values and the next ones must fit beside them."""
+_PROGRAMS = 512
 """Decode splits keys until there are so many programs."""
-_MOST_SPLITS = 16
+_MOST_SPLITS = 32
 
 
 @triton.jit
@@ -259,7 +262,7 @@ def paged_attention(
     key_heads = keys.shape[1]
     sharing, decodes = heads // key_heads, most_new == 1
     splits = splits or (_splits(len(contexts) * key_heads) if decodes else 1)
-    tile = tiles(sharing, decodes=decodes)
+    tile = tiles(sharing, keys.shape[2] * queries.element_size(), decodes=decodes)
     output = queries.new_empty(tokens, heads, values.shape[2])
     parts: Any = output
     sums: Any = output
@@ -278,6 +281,8 @@ def paged_attention(
         **of_values,
         PAGE=page,
         **tile,
+        num_warps=_DECODE_WARPS if decodes else _PROMPT_WARPS,
+        num_stages=_STAGES,
         WINDOW=window,
         HAS_SOFTCAP=softcap > 0,
         HAS_SINKS=sinks is not None,
@@ -295,11 +300,12 @@ def _widths(name: str, rows: Tensor) -> dict[str, int]:
     return {name: width, f"{name}_PADDED": max(16, triton.next_power_of_2(width))}
 
 
-def tiles(sharing: int, *, decodes: bool) -> dict[str, int]:
-    """How many rows and keys a program takes at a time, for `sharing` query heads a key head."""
+def tiles(sharing: int, width: int, *, decodes: bool) -> dict[str, int]:
+    """How many rows and keys a program takes at a time, for `sharing` query heads a key head of `width` bytes."""
+    most = max(16, _TILE_BYTES // triton.next_power_of_2(width))
     if decodes:
-        return {"ROWS": max(_DECODE_ROWS, triton.next_power_of_2(sharing)), "KEYS": _DECODE_KEYS}
-    return {"ROWS": _PROMPT_ROWS, "KEYS": _PROMPT_KEYS}
+        return {"ROWS": max(_DECODE_ROWS, triton.next_power_of_2(sharing)), "KEYS": min(most, _DECODE_KEYS)}
+    return {"ROWS": _PROMPT_ROWS, "KEYS": min(most, _PROMPT_KEYS)}
 
 
 def _splits(programs: int) -> int:

@@ -46,12 +46,15 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, A
         heads = {"HEADS": 32, "KEY_HEADS": 8, "WIDTH": width, "WIDTH_PADDED": width, "PAGE": 16, "WINDOW": 0}
         heads |= {"VALUE_WIDTH": width, "VALUE_WIDTH_PADDED": width, "HAS_SOFTCAP": True, "HAS_SINKS": True}
         for decodes in (True, False):
-            constants = heads | triton_attention.tiles(4, decodes=decodes) | {"SPLITS": 8 if decodes else 1}
-            yield triton_attention._attend, {}, constants | {"IN_8_BITS": False}, {}
+            constants = heads | triton_attention.tiles(4, 2 * width, decodes=decodes) | {"SPLITS": 8 if decodes else 1}
+            options = {"num_warps": 2 if decodes else 4, "num_stages": 3}
+            yield triton_attention._attend, {}, constants | {"IN_8_BITS": False}, options
             pages = {"keys": "*i8", "values": "*i8"}
-            yield triton_attention._attend, pages, constants | {"IN_8_BITS": True}, {}
+            yield triton_attention._attend, pages, constants | {"IN_8_BITS": True}, options
     yield triton_attention._combine, {}, {"VALUE_WIDTH": 128, "VALUE_WIDTH_PADDED": 128, "SPLITS": 8}, {}
     yield triton_sampling._add_noise, {"scores": "*fp32", "keys": "*i32"}, {"STRETCH": 1024}, {}
+    parameters = {"scores": "*fp32", "counts": "*i64", "masses": "*fp32"}
+    yield triton_sampling._mask_row, parameters, {"TILE": 8192}, {"num_warps": 16}
 
 
 def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], target: GPUTarget, options: Any) -> Any:
