@@ -7,7 +7,8 @@ Everything is asked of `torch.accelerator`, which knows CUDA, ROCm (as `cuda`), 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -64,6 +65,20 @@ def release_memory() -> None:
     """Give the memory that torch keeps for later tensors back to the accelerator, if there is one."""
     if accelerator() is not None:
         torch.accelerator.empty_cache()
+
+
+@contextmanager
+def refusing_waits(device: torch.device) -> Iterator[None]:
+    """Have torch raise where the host would wait for the device, if it can tell: on CUDA and ROCm."""
+    if device.type != "cuda":
+        yield
+        return
+    was = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(was)
 
 
 def send(device: torch.device, *arrays: array[Any]) -> list[Tensor]:

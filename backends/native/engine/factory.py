@@ -115,6 +115,9 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     report(Loading(0.8, "reserving the cache"))
     with torch.inference_mode():
         runner, sizes = packed_runner(loaded, options, gang) if packed else per_sequence_runner(loaded, options)
+        if isinstance(runner, PackedRunner) and runner.cache.spare_blocks:
+            report(Loading(0.9, "capturing graphs"))
+            runner.capture_graphs(sizes.sequences, context_of(loaded, options))
     if gang is not None:
         gang.loaded()
     options = structs.replace(options, max_sequences=sizes.sequences)

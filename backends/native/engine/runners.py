@@ -18,6 +18,7 @@ from backends.native.engine.parallel.gang import Gang, LeadingGang
 from backends.native.engine.parallel.runner import LeadingRunner
 from backends.native.engine.runner.cache_sizes import CacheSizes
 from backends.native.engine.runner.embedder import Embedder
+from backends.native.engine.runner.graphs import are_wanted
 from backends.native.engine.runner.packed import PackedRunner, Runner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.engine.scheduling.sequence import Sequence, Work
@@ -67,7 +68,10 @@ def packed_runner(
     Raises:
         LoadError: no cache fits into the memory, or images cannot be served.
     """
-    probe = PackedRunner(loaded.model, KVCache(1, options.block_size, in_8_bits=options.kv_cache_dtype == "int8"))
+    # Padding rows of graphs write to a block behind the scheduler's. Over several ranks a replay would reach only one.
+    spare = int(gang is None and are_wanted(loaded.model.device))
+    first = KVCache(1, options.block_size, spare, in_8_bits=options.kv_cache_dtype == "int8")
+    probe = PackedRunner(loaded.model, first)
     # The content does not matter: the probe makes each layer's pools, whose shapes are known only from the first keys.
     prompt = (0,) * min(2, options.block_size)  # two tokens: enough to compile and run the prefill kernel, too
     sequence = Sequence(0, Submit(0, prompt, 1), 0)

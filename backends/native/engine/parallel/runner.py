@@ -43,7 +43,6 @@ class LeadingRunner(PackedRunner):
     def __init__(self, model: Any, cache: KVCache, gang: Gang) -> None:
         super().__init__(model, cache)
         self._gang = gang
-        self._graphs = None  # a replay would not reach the other ranks
 
     def run_pack(self, pack: Pack, works: Seq[Work] = (), extra: ExtraArrays | None = None) -> Tensor:
         """See `PackedRunner`.

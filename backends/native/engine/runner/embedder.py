@@ -6,6 +6,7 @@ evicted is encoded again: eviction costs time and is never wrong.
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 
@@ -107,12 +108,17 @@ class Embedder:
         return found
 
     def positions(self, works: Seq[Work]) -> Tensor | None:
-        """[3, 1, tokens] for the packed `works`; None if every token's position is its index."""
+        """[3, tokens] for the packed `works`; None if every token's position is its index."""
         found = [self._sequence_positions(work.sequence) for work in works]
         if all(each is None for each in found):
             return None
         parts = [_positions(work, each) for work, each in zip(works, found, strict=True)]
-        return torch.cat(parts, dim=1).unsqueeze(1).to(self._device)
+        return torch.cat(parts, dim=1).to(self._device)
+
+    def decode_positions(self, works: Seq[Work]) -> array[int]:
+        """[works], of a token behind the prompt each: equal in all three dimensions."""
+        found = [self._sequence_positions(work.sequence) for work in works]
+        return array("q", [work.start + (each[1] if each else 0) for work, each in zip(works, found, strict=True)])
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the positions of a sequence that ended or was preempted."""

@@ -1,9 +1,8 @@
 """Graphs of decode steps: a step's kernels recorded once for a batch size, and started again by one call.
 
-A graph replays the same kernels on the same addresses. So a step's inputs are copied to where the graph reads them, the
+A graph replays the same kernels on the same addresses. So a step's inputs are copied to where all graphs read them, the
 batch is padded to one of a few sizes, and what a kernel must know of lengths it reads on the device. Padding rows have
-a spare block of the cache to themselves. Prompts, drafts, images, LoRA adapters and recurrent states run without
-graphs.
+a spare block of the cache to themselves. Prompts, drafts, LoRA adapters and recurrent states run without graphs.
 
 A graph is used only if its logits are those of the same step without it. Otherwise, or if a step cannot be captured (it
 waits for the device, or asks for lengths on the host), one line of the log says why, and no graph is used.
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,17 +22,18 @@ import torch
 from torch import Tensor
 
 from backends.native.engine.attention.interface import AttentionMetadata
-from backends.native.engine.devices import ExtraArrays, send
+from backends.native.engine.devices import ExtraArrays, refusing_waits, send
 
 log = structlog.get_logger()
 
-SIZES = (1, 2, 4, 8, 16, 32, 64)
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Batch sizes, to which smaller batches are padded."""
 VARIABLE = "INTERLINGUA_GRAPHS"
+"""0: no graphs."""
 
 Replay = Callable[[], object]
-Forward = Callable[[Tensor, Tensor, AttentionMetadata], Tensor]
-"""Tokens, wanted rows and metadata to logits."""
+Forward = Callable[[Tensor, Tensor, AttentionMetadata, Tensor], Tensor]
+"""Tokens, wanted rows, metadata and positions to logits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +42,8 @@ class DecodeInputs:
 
     Attributes:
         tokens: the tokens to run.
-        positions: their indexes in their sequences.
+        places: their indexes in their sequences.
+        positions: those that the model encodes: `places`, but behind images some models count otherwise.
         slots: of the cache.
         contexts: tokens of each sequence up to the end of the step.
         tables: [sequences * width], blocks.
@@ -50,30 +51,36 @@ class DecodeInputs:
     """
 
     tokens: array[int]
+    places: array[int]
     positions: array[int]
     slots: array[int]
     contexts: array[int]
     tables: array[int]
     width: int
 
-    def padded(self, size: int, spare_block: int, block_size: int) -> array[int]:
-        """All inputs of a step of `size` sequences, one after the other."""
+    @classmethod
+    def nothing(cls) -> DecodeInputs:
+        """A step that is all padding."""
+        none = array("q")
+        return cls(none, none, none, none, none, none, width=1)
+
+    def padded(self, size: int, spare_block: int, block_size: int) -> tuple[array[int], array[int]]:
+        """All but the tables of a step of `size` sequences, one after the other; and the tables."""
         lacking = size - len(self.tokens)
         zeros = array("q", bytes(8 * lacking))
-        joined = self.tokens + zeros + self.positions + zeros
+        joined = self.tokens + zeros + self.places + zeros + self.positions + zeros
         joined += self.slots + array("q", [spare_block * block_size]) * lacking
         joined += self.contexts + array("q", [1]) * lacking
         joined += array("q", range(size + 1))  # rows that are wanted, and with one more where sequences begin
-        return joined + self.tables + array("q", [spare_block]) * (lacking * self.width)
+        return joined, self.tables + array("q", [spare_block]) * (lacking * self.width)
 
 
+@dataclass(slots=True, eq=False, frozen=True)
 class _Graph:
-    """One captured step: where it reads its inputs, and where it leaves the logits."""
+    """One captured step: what starts it again, and where it leaves the logits."""
 
-    def __init__(self, inputs: Tensor, replay: Replay, logits: Tensor) -> None:
-        self.inputs = inputs
-        self.replay = replay
-        self.logits = logits
+    replay: Replay
+    logits: Tensor
 
 
 class DecodeGraphs:
@@ -81,86 +88,124 @@ class DecodeGraphs:
 
     Args:
         forward: runs the model.
+        device: where it runs.
         block_size: tokens of a block.
         spare_block: of the cache; no sequence has it.
+        sequences: the most of a step.
+        width: of the widest tables.
         capture: records what a function starts on the device; returns what starts it again, and its result.
     """
 
     def __init__(
         self,
         forward: Forward,
+        device: torch.device,
         block_size: int,
         spare_block: int,
+        sequences: int,
+        width: int,
         capture: Callable[[Callable[[], Tensor]], tuple[Replay, Tensor]] | None = None,
     ) -> None:
         self._forward = forward
+        self._device = device
         self._block_size = block_size
         self._spare_block = spare_block
+        self._sizes = [size for size in SIZES if size < sequences]
+        self._sizes += [size for size in SIZES if size >= sequences][:1]
         self._capture = capture or capture_on_cuda
-        self._graphs: dict[tuple[int, int], _Graph] = {}
-        self._usable = True
+        self._graphs: dict[int, _Graph] = {}
+        # Where all graphs read: the numbers of `padded`, and the tables, whose rows are as long as the longest context.
+        most = self._sizes[-1]
+        self._numbers = torch.zeros(_numbers_of(most), dtype=torch.int64, device=device)
+        self._tables = torch.zeros(most, width, dtype=torch.int64, device=device)
 
-    def run(self, given: DecodeInputs, device: torch.device, extra: ExtraArrays | None) -> Tensor | None:
-        """Logits [sequences, vocabulary]; None: the step must run without a graph, and has changed nothing."""
-        size = next((size for size in SIZES if size >= len(given.tokens)), None)
-        if size is None or not self._usable:
-            return None
-        joined = given.padded(size, self._spare_block, self._block_size)
-        inputs, *others = send(device, joined, *(extra.arrays if extra is not None else ()))
-        found = self._graphs.get((size, given.width))
-        if found is None:
-            found = self._captured(inputs, size, given.width)
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture a step of each size, so that no request waits for it."""
+        for size in reversed(self._sizes):  # the largest first: the others fit into its memory
+            self._place(DecodeInputs.nothing(), size, None)
+            found = self._captured(size)
             if found is None:
-                return None
-            self._graphs[size, given.width] = found
-        found.inputs.copy_(inputs)
-        found.replay()
-        if extra is not None:
-            extra.sent = others
+                return
+            self._graphs[size] = found
+
+    def forget(self) -> None:
+        """Drop what was captured."""
+        self._graphs.clear()
+
+    def run(self, given: DecodeInputs, extra: ExtraArrays | None) -> Tensor | None:
+        """Logits [sequences, vocabulary]; None: the step must run without a graph, and has changed nothing."""
+        size = next((size for size in self._sizes if size >= len(given.tokens)), 0)
+        graph = self._graphs.get(size)
+        if graph is None:
+            return None
+        self._place(given, size, extra)
+        graph.replay()
         # A copy: the next replay writes to the same place.
-        return found.logits[: len(given.tokens)].clone()
+        return graph.logits[: len(given.tokens)].clone()
 
-    def _captured(self, inputs: Tensor, size: int, width: int) -> _Graph | None:
-        held = inputs.clone()
+    def _place(self, given: DecodeInputs, size: int, extra: ExtraArrays | None) -> None:
+        """Copy a step's inputs to where graphs read them, and send `extra` with them."""
+        joined, tables = given.padded(size, self._spare_block, self._block_size)
+        others = extra.arrays if extra is not None else ()
+        numbers, blocks, *sent = send(self._device, joined, tables, *others)
+        self._numbers[: len(numbers)].copy_(numbers)
+        self._tables[:size, : given.width].copy_(blocks.view(size, given.width))
+        if extra is not None:
+            extra.sent = sent
 
+    def _captured(self, size: int) -> _Graph | None:
         def step() -> Tensor:
             # Metadata anew for each run: it keeps what layers share within a step.
-            return self._forward(*_parts(held, size, width))
+            return self._forward(*_parts(self._numbers, self._tables, size))
 
         try:
-            expected = step()  # without a graph; kernels that must be compiled are compiled here
+            step()  # compiles kernels that must be compiled
+            # A step that waits is found before: within a capture that would leave torch's generator unusable.
+            with refusing_waits(self._device):
+                expected = step()
             replay, logits = self._capture(step)
             replay()
             error = float((logits - expected).abs().max() / expected.abs().max())
             why = None if error <= _TOLERANCES.get(logits.dtype, 0.0) else f"its logits differ by {error:.1e}"
-        except torch.AcceleratorError:
-            raise
         except Exception as raised:  # a model may do anything that cannot be captured
+            if isinstance(raised, torch.AcceleratorError) and _code_of(raised) not in _CAPTURE_ERRORS:
+                raise
             why = f"{type(raised).__name__}: {raised}"[:500]
         if why is not None:
-            self._usable = False
             self._graphs.clear()
             log.warning("graph.not_used", sequences=size, why=why)
             return None
-        return _Graph(held, replay, logits)
+        return _Graph(replay, logits)
 
 
+# Of CUDA and HIP: a step did what cannot be captured, and the device is well.
+_CAPTURE_ERRORS = range(900, 909)
 # The same kernels on the same numbers; some products choose others within a graph.
 _TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
-def _parts(inputs: Tensor, size: int, width: int) -> tuple[Tensor, Tensor, AttentionMetadata]:
-    """Views of `DecodeInputs.padded` on the device."""
-    ends = [size, 2 * size, 3 * size, 4 * size, 5 * size + 1]
-    tokens, positions, slots, contexts, starts, tables = inputs.tensor_split(ends)
+def _code_of(error: torch.AcceleratorError) -> int:
+    return int(getattr(error, "error_code", 0))  # which torch's types do not have
+
+
+def _numbers_of(size: int) -> int:
+    """How many numbers `DecodeInputs.padded` makes of a step of `size` sequences, beside its tables."""
+    return 6 * size + 1
+
+
+def _parts(numbers: Tensor, tables: Tensor, size: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
+    """Views of `DecodeInputs.padded` on the device, as the arguments of `Forward`."""
+    tokens, places, positions, slots, contexts = numbers[: 5 * size].view(5, size)
+    starts = numbers[5 * size : _numbers_of(size)]
     # Without lengths on the host: what asks for them there cannot be in a graph, and fails.
-    metadata = AttentionMetadata(slots, [1] * size, [], tables.view(size, width), positions=positions)
+    metadata = AttentionMetadata(slots, [1] * size, [], tables[:size], positions=places)
     metadata.device_starts, metadata.device_contexts = starts, contexts
-    return tokens, starts[:size], metadata
+    return tokens, starts[:size], metadata, positions
 
 
 def capture_on_cuda(step: Callable[[], Tensor]) -> tuple[Replay, Tensor]:
-    """Record a step with CUDA's graphs, which ROCm has, too. Never run on real hardware yet."""
+    """Record a step with CUDA's graphs, which ROCm has, too."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=_pool()):
         logits = step()
@@ -174,10 +219,5 @@ def _pool() -> Any:
 
 
 def are_wanted(device: torch.device) -> bool:
-    """Whether graphs are to be used: on CUDA and ROCm, if the operator says so."""
-    return device.type == "cuda" and os.environ.get(VARIABLE) == "1"
-
-
-def can_be_replayed(counts: Sequence[int]) -> bool:
-    """Whether a step with so many tokens of each sequence has a shape of which there are graphs."""
-    return 0 < len(counts) <= SIZES[-1] and all(count == 1 for count in counts)
+    """Whether graphs are to be used: on CUDA and ROCm, unless the operator says that they are not."""
+    return device.type == "cuda" and os.environ.get(VARIABLE) != "0"

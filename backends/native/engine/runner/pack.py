@@ -63,11 +63,15 @@ def pack_of(works: Seq[Work], block_size: int, *, doubling: bool = False) -> Pac
     """
     ids, positions = _tokens_and_positions(works)
     counts, ends, blocks = _attending(works)
-    width = -(-max(ends) // block_size)
-    if doubling:
-        width = 1 << (width - 1).bit_length()
+    width = table_width(max(ends), block_size, doubling=doubling)
     slots = _slots(works, block_size)
     return Pack(ids, positions, wanted_rows(works), slots, counts, ends, _block_tables(blocks, width))
+
+
+def table_width(context: int, block_size: int, *, doubling: bool) -> int:
+    """Blocks of a sequence of `context` tokens; rounded up to a power of two if `doubling`."""
+    width = -(-context // block_size)
+    return 1 << (width - 1).bit_length() if doubling else width
 
 
 def _tokens_and_positions(works: Seq[Work]) -> tuple[array[int], array[int]]:

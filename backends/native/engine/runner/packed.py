@@ -29,9 +29,9 @@ from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.devices import ExtraArrays, send
 from backends.native.engine.lora.layers import adapting
 from backends.native.engine.runner.embedder import Embedder
-from backends.native.engine.runner.graphs import DecodeGraphs, DecodeInputs, are_wanted, can_be_replayed
+from backends.native.engine.runner.graphs import DecodeGraphs, DecodeInputs
 from backends.native.engine.runner.last_keys import last_keys
-from backends.native.engine.runner.pack import Pack, pack_of
+from backends.native.engine.runner.pack import Pack, pack_of, table_width
 from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
 from backends.native.engine.state.mixers import separate_sequences
 from backends.native.engine.state.pool import StatePool
@@ -130,14 +130,17 @@ class PackedRunner:
         self.lora_adapters = lora_adapters
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._graphs: DecodeGraphs | None = None
-        if embedder is None and self.states is None and are_wanted(self._device):
-            # Padding rows write to the block behind the scheduler's. A cache that has pools was resized from one that
-            # another runner has prepared.
-            self.cache.spare_blocks = 1
-            self._graphs = self._new_graphs()
 
-    def _new_graphs(self) -> DecodeGraphs:
-        return DecodeGraphs(self._logits, self.cache.block_size, self.cache.blocks)
+    def capture_graphs(self, sequences: int, context: int) -> None:
+        """Capture decode steps of up to so many sequences of up to `context` tokens, if they can be.
+
+        The cache must have a spare block, to which padding rows write.
+        """
+        if self.states is None:
+            size = self.cache.block_size
+            width = table_width(context, size, doubling=True)
+            self._graphs = DecodeGraphs(self._logits, self._device, size, self.cache.blocks, sequences, width)
+            self._graphs.capture()
 
     @property
     def takes_extra(self) -> bool:
@@ -166,7 +169,7 @@ class PackedRunner:
         # Kernels of accelerators run on shapes that stay the same until the longest context has doubled.
         pack = pack_of(works, self.cache.block_size, doubling=self._device.type != "cpu")
         if self._graphs is not None and _is_plain_decode(works):
-            logits = self._graphs.run(_decode_inputs(pack), self._device, extra)
+            logits = self._graphs.run(self._decode_inputs(pack, works), extra)
             if logits is not None:
                 return logits
         with adapting(works):
@@ -181,19 +184,28 @@ class PackedRunner:
             extra: arrays to send to the device with them.
         """
         tokens, rows, metadata = self._sent(pack, works, extra)
-        return self._logits(tokens, rows, metadata, works)
+        assert metadata.positions is not None
+        return self._logits(tokens, rows, metadata, self._positions(metadata.positions, works), works)
 
-    def _logits(self, tokens: Tensor, rows: Tensor, metadata: AttentionMetadata, works: Seq[Work] = ()) -> Tensor:
-        """The logits of wanted rows; `works` are for what needs more than tokens."""
-        places = metadata.positions
-        assert places is not None
+    def _logits(
+        self, tokens: Tensor, rows: Tensor, metadata: AttentionMetadata, positions: Tensor, works: Seq[Work] = ()
+    ) -> Tensor:
+        """The logits of wanted rows.
+
+        Args:
+            tokens: [tokens].
+            rows: the wanted ones.
+            metadata: where the tokens belong.
+            positions: [tokens], or [3, tokens] for a model that gives images positions in time, height and width.
+            works: for images.
+        """
         # The output layer is run for the wanted rows only: for a prompt of 1,000 tokens that is one row of a vocabulary
         # instead of 1,000.
         extra = {"logits_to_keep": rows} if self._selects_rows else {}
         with running(Forward(self.cache, metadata, self._kernel)):
             logits: Tensor = self._model(
                 **self._embedded(tokens.unsqueeze(0), works),
-                position_ids=self._positions(places, works),
+                position_ids=positions.unsqueeze(-2),
                 use_cache=False,
                 **extra,
             ).logits[0]
@@ -205,9 +217,8 @@ class PackedRunner:
         return {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
 
     def _positions(self, places: Tensor, works: Seq[Work]) -> Tensor:
-        """[1, tokens]; [3, 1, tokens] for a model that gives images positions in time, height and width."""
         found = self._embedder.positions(works) if self._embedder is not None else None
-        return places.unsqueeze(0) if found is None else found
+        return places if found is None else found
 
     def forget(self, sequence: Sequence) -> None:
         """See `Runner`: beside blocks there are the positions of images and recurrent states."""
@@ -218,13 +229,20 @@ class PackedRunner:
 
     def sleep(self) -> None:
         """See `Runner`."""
-        self._graphs = None if self._graphs is None else self._new_graphs()  # they hold addresses in the cache
+        if self._graphs is not None:
+            self._graphs.forget()  # they hold addresses in the cache
         self.cache = self.cache.resized(0)
 
     def wake(self) -> None:
         """See `Runner`."""
         self.cache = self.cache.resized(self._blocks)
-        self._graphs = None if self._graphs is None else self._new_graphs()
+        if self._graphs is not None:
+            self._graphs.capture()
+
+    def _decode_inputs(self, pack: Pack, works: Seq[Work]) -> DecodeInputs:
+        positions = self._embedder.decode_positions(works) if self._embedder is not None else pack.positions
+        width = len(pack.tables) // len(pack.ends)
+        return DecodeInputs(pack.ids, pack.positions, positions, pack.slots, pack.ends, pack.tables, width)
 
     def _sent(
         self, pack: Pack, works: Seq[Work], extra: ExtraArrays | None
@@ -261,12 +279,12 @@ class PackedRunner:
 
 def _is_plain_decode(works: Seq[Work]) -> bool:
     """Whether a step may be replayed from a graph: a token of each sequence, and nothing that needs more."""
-    if not can_be_replayed([work.count for work in works]) or not all(work.samples for work in works):
-        return False
+    return bool(works) and all(work.count == 1 and work.samples and _is_plain(work) for work in works)
+
+
+def _is_plain(work: Work) -> bool:
+    request = work.sequence.request
     # The hook that collects embeddings is not called in a replay.
-    return not any(work.drafts or work.sequence.request.pool or work.sequence.request.lora_adapter for work in works)
-
-
-def _decode_inputs(pack: Pack) -> DecodeInputs:
-    width = len(pack.tables) // len(pack.ends)
-    return DecodeInputs(pack.ids, pack.positions, pack.slots, pack.ends, pack.tables, width)
+    if work.drafts or request.pool or request.lora_adapter:
+        return False
+    return not request.features or work.start >= len(request.prompt)

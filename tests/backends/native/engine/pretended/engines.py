@@ -1,9 +1,13 @@
-"""Whole engines on the pretended device and on the CPU, over the same folder and the same requests."""
+"""Whole engines on an accelerator and on the CPU, over the same folder and the same requests.
+
+The accelerator is the machine's own if it has one, else the pretended one.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +24,12 @@ from tests.backends.native.engine.pretended.trace import Trace
 from tests.backends.native.engine.tiny import build, prompt
 
 BATCH = 4
+OWN = torch.accelerator.is_available()
+"""Whether this machine has an accelerator of its own."""
 WIDE = bool(os.environ.get("INTERLINGUA_WIDE"))
 """Set by `make test-accelerator`. Every operation takes a hundred times as long on the pretended device."""
 
+counted = pytest.mark.skipif(OWN, reason="waits, copies and kernels are counted on the pretended accelerator")
 wide = pytest.mark.skipif(not WIDE, reason="part of `make test-accelerator`")
 
 
@@ -66,6 +73,16 @@ def save(family: str, folder: Path) -> Path:
     """A tiny model of a family on disk."""
     build(family).save_pretrained(folder)
     return folder
+
+
+@contextmanager
+def accelerator() -> Iterator[PretendedDevice | None]:
+    """The machine's own accelerator, on which nothing is counted (None), or the pretended one."""
+    if OWN:
+        yield None
+        return
+    with PretendedDevice() as device:
+        yield device
 
 
 def load(folder: Path, device: str, **options: Any) -> tuple[Steps, Ready]:

@@ -43,7 +43,12 @@ def torch_that_has(kind: str, wait: Callable[[str], None]) -> Iterator[None]:
         },
     }
     if kind == "cuda":
-        more = {"is_bf16_supported": True, "get_device_capability": (9, 0), "set_sync_debug_mode": None}
+        more = {
+            "is_bf16_supported": True,
+            "get_device_capability": (9, 0),
+            "set_sync_debug_mode": None,
+            "get_sync_debug_mode": 0,
+        }
         answers["torch.cuda"] |= more
     was_lifting = torch._C._only_lift_cpu_tensors()
     was_overwriting = torch.__future__.get_overwrite_module_params_on_conversion()

@@ -9,8 +9,9 @@ import torch
 
 from tests.backends.native.engine.kernels.compilers import needs_compiler
 from tests.backends.native.engine.pretended.device import PretendedDevice, Refused, address
+from tests.backends.native.engine.pretended.engines import counted
 
-pytestmark = [pytest.mark.torch, needs_compiler]
+pytestmark = [pytest.mark.torch, needs_compiler, counted]
 
 
 @pytest.fixture(params=["cuda", "xpu"])

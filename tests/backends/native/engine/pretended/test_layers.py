@@ -13,11 +13,11 @@ from backends.native.engine.loop import Engine
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.kernels.compilers import needs_compiler
 from tests.backends.native.engine.pretended.device import PretendedDevice
-from tests.backends.native.engine.pretended.engines import assert_same, drive, load, requests, save, wide
+from tests.backends.native.engine.pretended.engines import assert_same, counted, drive, load, requests, save, wide
 from tests.backends.native.engine.pretended.kernels import pretend_triton
 from tests.backends.native.engine.tiny import CONTEXT, FAMILIES, prompt
 
-pytestmark = [pytest.mark.torch, needs_compiler]
+pytestmark = [pytest.mark.torch, needs_compiler, counted]
 
 # Norm with the sum before it, queries with keys and values, rotation with the cache, attention, its parts, output, norm
 # with the sum before it, gate with up, activation, down.
