@@ -138,8 +138,12 @@ FLAGS: Mapping[str, Flag] = {
     "max-model-len": Flag(
         _sets("context_length", _number), help="Shorten the model's context to this many tokens (32768, 32k)."
     ),
-    "max-num-seqs": Flag(_sets("max_sequences", int), help="Sequences in one batch.  [default: 64]"),
-    "max-num-batched-tokens": Flag(_sets("step_tokens", _number), help="Tokens of one step at most.  [default: 512]"),
+    "max-num-seqs": Flag(
+        _sets("max_sequences", int), help="Sequences in one batch.  [default: 64, 256 on an accelerator]"
+    ),
+    "max-num-batched-tokens": Flag(
+        _sets("step_tokens", _number), help="Tokens of one step at most.  [default: 512, 2048 on an accelerator]"
+    ),
     "dtype": Flag(
         _sets("dtype", lambda value: _DTYPES.get(value, value)),
         help="auto, float32, bfloat16 or float16; int8 or int4 on CPUs.",

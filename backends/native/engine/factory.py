@@ -59,6 +59,8 @@ Report = Callable[[Loading], None]
 
 # Below this number of parameters one thread is about as fast as three, for a third of the CPU time (measured).
 _SMALL_PARAMETERS = 8_000_000
+# `max_sequences` and `step_tokens` where none are given: an accelerator reads its weights once for many rows.
+_CPU_SIZES, _ACCELERATOR_SIZES = (64, 512), (256, 2048)
 # Fields of `Ready` that are logged when an engine has started.
 _LOGGED = ("execution_path", "device", "dtype", "context_length", "max_sequences", "lora_adapters")
 
@@ -75,7 +77,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Rea
     """
     # An error in the options is reported before seconds are spent on loading weights.
     _check(options)
-    options = _with_own_device(options)
+    options = _with_sizes(_with_own_device(options))
     report(Loading(0.0, "reading weights"))
     try:
         check_sizes(Path(options.model))
@@ -138,7 +140,7 @@ def load_rank(options: EngineOptions, rank: int, folder: Path) -> tuple[PackedRu
     first = pick_device(options.device)
     device = first if first.type == "cpu" else torch.device(first.type, (first.index or 0) + rank)
     gang = Gang(rank, options.tensor_parallel, folder, device)
-    options = structs.replace(options, device=str(device))
+    options = _with_sizes(structs.replace(options, device=str(device)))
     loaded = _load(options)
     _is_packed(loaded, options)
     with torch.inference_mode():
@@ -213,10 +215,10 @@ def _check(options: EngineOptions) -> None:
         raise LoadError(f"execution_path must be auto, packed or per_sequence, not '{options.execution_path}'.")
     if options.kv_cache_dtype not in ("auto", "int8"):
         raise LoadError(f"kv_cache_dtype must be auto or int8, not '{options.kv_cache_dtype}'.")
-    for name in ("max_sequences", "step_tokens", "block_size", "tensor_parallel"):
+    for name in ("block_size", "tensor_parallel"):
         if getattr(options, name) < 1:
             raise LoadError(f"{name} must be at least 1, not {getattr(options, name)}.")
-    for name in ("threads", "context_length", "kv_tokens", "max_waiting"):
+    for name in ("threads", "max_sequences", "step_tokens", "context_length", "kv_tokens", "max_waiting"):
         if getattr(options, name) < 0:
             raise LoadError(f"{name} must not be negative.")
 
@@ -292,6 +294,14 @@ def _with_own_device(options: EngineOptions) -> EngineOptions:
     places = max(1, torch.accelerator.device_count() // ranks)
     sharers = -(-options.replica_count // places)
     return structs.replace(options, device=f"{kind}:{options.replica_number % places * ranks}", replica_count=sharers)
+
+
+def _with_sizes(options: EngineOptions) -> EngineOptions:
+    """The options with sizes of a step in the place of zeros."""
+    sequences, tokens = _CPU_SIZES if pick_device(options.device).type == "cpu" else _ACCELERATOR_SIZES
+    return structs.replace(
+        options, max_sequences=options.max_sequences or sequences, step_tokens=options.step_tokens or tokens
+    )
 
 
 def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:

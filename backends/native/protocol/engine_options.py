@@ -22,10 +22,11 @@ class ModelOptions(msgspec.Struct, frozen=True):
         device: `auto`, `cpu`, or an accelerator as torch names it: `cuda` (also ROCm), `xpu`, `mps`, `cuda:1`.
         threads: CPU threads of torch; 0: all physical cores but one, which is left to the workers.
         context_length: tokens; shortens the model's own context.
-        max_sequences: sequences in one batch.
+        max_sequences: sequences in one batch; 0: 64, and 256 on an accelerator.
         max_waiting: sequences in the queue; more are rejected.
         short_first: let short requests (prompt and `max_tokens`) overtake long ones that wait.
-        step_tokens: tokens of one step at most, which bounds how long running sequences wait for a prefill.
+        step_tokens: tokens of one step at most, which bounds how long running sequences wait for a prefill; 0: 512, and
+            2,048 on an accelerator.
         block_size: tokens of a KV cache block.
         kv_tokens: tokens in the KV cache; 0: as many as memory allows.
         kv_cache_dtype: `auto`, the model's, or `int8`: keys and values in 8 bits.
@@ -43,10 +44,10 @@ class ModelOptions(msgspec.Struct, frozen=True):
     device: str = "auto"
     threads: int = 0
     context_length: int = 0
-    max_sequences: int = 64
+    max_sequences: int = 0
     max_waiting: int = 1024
     short_first: bool = False
-    step_tokens: int = 512
+    step_tokens: int = 0
     block_size: int = 16
     kv_tokens: int = 0
     kv_cache_dtype: str = "auto"

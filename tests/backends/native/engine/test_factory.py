@@ -176,8 +176,8 @@ def test_recurrent_states_share_the_memory_for_caches(models: Path, monkeypatch:
     ("options", "why"),
     [
         ({"execution_path": "fast"}, "execution_path must be auto, packed or per_sequence, not 'fast'."),
-        ({"max_sequences": 0}, "max_sequences must be at least 1, not 0."),
-        ({"step_tokens": 0}, "step_tokens must be at least 1, not 0."),
+        ({"max_sequences": -1}, "max_sequences must not be negative."),
+        ({"step_tokens": -1}, "step_tokens must not be negative."),
         ({"threads": -1}, "threads must not be negative."),
         ({"max_waiting": -1}, "max_waiting must not be negative."),
     ],
