@@ -23,11 +23,9 @@ MAX_WIDTH = 256
 """The widest key or value; a tile of a wider one does not fit into the memory of a multiprocessor."""
 
 
-def supports(device: torch.device, dtype: torch.dtype, params: AttentionParams) -> bool:
-    """Whether Triton's kernel attends so: on an accelerator on which it proved right, without ALiBi or chunks."""
-    if device.type in ("cpu", "meta") or dtype not in TOLERANCES:
-        return False
-    return params.alibi is None and params.chunk is None and is_right(device, dtype)
+def supports(device: torch.device, dtype: torch.dtype, _params: AttentionParams) -> bool:
+    """Whether Triton's kernel attends: on an accelerator on which it proved right."""
+    return device.type not in ("cpu", "meta") and dtype in TOLERANCES and is_right(device, dtype)
 
 
 def paged_kernel(
@@ -64,7 +62,9 @@ def _attend(
         page=block_size,
         scale=params.scale,
         window=params.sliding_window or 0,
+        chunk=params.chunk or 0,
         softcap=params.softcap or 0.0,
+        alibi=params.alibi,
     )
 
 

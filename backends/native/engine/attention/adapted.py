@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -80,16 +80,17 @@ _SCORES: dict[str, Callable[[Any], dict[str, Any]]] = {
 """Modules with a method `_attn`, and the options of their attention."""
 
 
-def alibi_slopes(heads: int, most: float = 8.0) -> Tensor:
-    """[heads], the slopes of ALiBi (arXiv 2108.12409); `most` is the exponent of the last."""
+@cache
+def alibi_slopes(heads: int, device: torch.device) -> Tensor:
+    """[heads], the slopes of ALiBi (arXiv 2108.12409), which nobody may change."""
     above = 2 ** math.ceil(math.log2(heads))
-    slopes = torch.pow(2.0, -torch.arange(1, above + 1) * (most / above))
-    return slopes if above == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]
+    slopes = torch.pow(2.0, -torch.arange(1, above + 1) * (8 / above))
+    return (slopes if above == heads else torch.cat([slopes[1::2], slopes[::2]])[:heads]).to(device)
 
 
 def _bloom(module: Any, _own: Forward, hidden_states: Tensor, residual: Tensor, **_: Any) -> tuple[Tensor, None]:
     query, key, value = module._reshape(module.query_key_value(hidden_states))  # noqa: SLF001
-    slopes = alibi_slopes(module.num_heads)
+    slopes = alibi_slopes(module.num_heads, query.device)
     attended, _weights = attend(module, query, key, value, None, scaling=module.inv_norm_factor, alibi=slopes)
     return module.dense(attended.flatten(2)) + residual, None
 
@@ -121,7 +122,7 @@ def _falcon(
         key, value = key[:, ::sharing], value[:, ::sharing]
     slopes = None
     if alibi is not None:
-        slopes = alibi_slopes(module.num_heads) * module.inv_norm_factor
+        slopes = alibi_slopes(module.num_heads, query.device) * module.inv_norm_factor
     elif position_embeddings is not None:
         query, key = (_rotated(each, *position_embeddings) for each in (query, key))
     attended, _weights = attend(module, query, key, value, None, scaling=module.inv_norm_factor, alibi=slopes)

@@ -12,6 +12,7 @@ from backends.native.engine.devices import index_tensor
 
 _PAGE = 16
 _HEADS, _KEY_HEADS, _WIDTH = 6, 2, 64
+_SCALE = _WIDTH**-0.5
 # New tokens and contexts of the sequences of each case: decode, and a prompt beside a decode.
 _CASES = (([1, 1], [1, 70]), ([20, 1], [40, 50]))
 
@@ -26,10 +27,18 @@ def error_of(
         kernel: the kernel.
         device: where it runs.
         dtype: of queries, keys and values.
-        plain: without a sliding window, a softcap and sinks; otherwise with all three.
+        plain: without a sliding window, a softcap and sinks; otherwise with all three, and once with chunks and ALiBi.
         in_8_bits: how keys and values are stored.
     """
-    return max(_error(kernel, device, dtype, *lengths, plain=plain, in_8_bits=in_8_bits) for lengths in _CASES)
+    heads = torch.randn(_HEADS, generator=torch.Generator().manual_seed(1)).to(device, dtype)
+    kinds = [AttentionParams(_SCALE)]
+    if not plain:
+        kinds = [AttentionParams(_SCALE, 24, 5.0, heads), AttentionParams(_SCALE, alibi=heads.abs(), chunk=24)]
+    return max(
+        _error(kernel, device, dtype, *lengths, params=params, in_8_bits=in_8_bits)
+        for lengths in _CASES
+        for params in kinds
+    )
 
 
 def _error(
@@ -39,7 +48,7 @@ def _error(
     counts: list[int],
     contexts: list[int],
     *,
-    plain: bool,
+    params: AttentionParams,
     in_8_bits: bool,
 ) -> float:
     draw = torch.Generator().manual_seed(0)
@@ -59,8 +68,6 @@ def _error(
     metadata.device_starts = index_tensor([*metadata.starts, sum(counts)], device)
     metadata.device_contexts = index_tensor(contexts, device)
     queries = drawn(sum(counts), _HEADS, _WIDTH)
-    scale = _WIDTH**-0.5
-    params = AttentionParams(scale) if plain else AttentionParams(scale, 24, 5.0, drawn(_HEADS))
     found = kernel(queries, cache, _PAGE, metadata, params).float()
     metadata.plans.clear()
     expected = reference_kernel(queries.float(), exact, _PAGE, metadata, params)

@@ -163,8 +163,8 @@ def attend(  # noqa: PLR0913 - transformers' arguments
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # A window of 0 means none, as None does. `s_aux` is transformers' name for gpt-oss' sinks.
     chunk = chunk_of(module)
-    if chunk is not None and max(forward.metadata.context_lengths) <= chunk:
-        chunk = None  # every sequence is within its first chunk: no kernel need know of them
+    if chunk is not None and query.device.type == "cpu" and max(forward.metadata.context_lengths) <= chunk:
+        chunk = None  # every sequence is within its first chunk: the kernel that knows no chunks may run
     params = AttentionParams(scale, sliding_window or None, softcap, s_aux, alibi, chunk)
     queries = query[0].transpose(0, 1)
     return forward.kernel(queries, layer, forward.cache.block_size, forward.metadata, params).unsqueeze(0), None

@@ -69,6 +69,17 @@ def _weighted(
 
 
 @triton.jit
+def _first_key(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first key that a token at a position sees."""
+    first = position * 0
+    if WINDOW > 0:
+        first = tl.maximum(first, position - WINDOW + 1)
+    if CHUNK > 0:
+        first = tl.maximum(first, position // CHUNK * CHUNK)
+    return first
+
+
+@triton.jit
 def _with_sinks(most, total, weighted, sinks, head, is_row):
     """The online softmax with one more score a row, which has no value."""
     sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
@@ -88,6 +99,7 @@ def _attend(
     starts,
     contexts,
     sinks,
+    alibi,
     key_scales,
     value_scales,
     scale,
@@ -109,8 +121,10 @@ def _attend(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_ALIBI: tl.constexpr,
     IN_8_BITS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
@@ -135,9 +149,7 @@ def _attend(
     position = context - new + token
     # The keys that some row of the tile sees, and of these the ones of this split.
     end = tl.minimum(context, context - new + (tile * ROWS + ROWS - 1) // SHARING + 1)
-    begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(0, context - new + tile * ROWS // SHARING - WINDOW + 1) // KEYS * KEYS
+    begin = _first_key(context - new + tile * ROWS // SHARING, WINDOW, CHUNK) // KEYS * KEYS
     each = tl.cdiv(tl.cdiv(end - begin, SPLITS), KEYS) * KEYS
     first = begin + split * each
     last = tl.minimum(end, first + each)
@@ -156,9 +168,12 @@ def _attend(
         score = _products(q, own_keys, own_key_scales, slot, is_key, key_stride, KEY_HEADS, WIDTH, IN_8_BITS) * scale
         if HAS_SOFTCAP:
             score = softcap * (2.0 / (1.0 + tl.exp(-2.0 * score / softcap)) - 1.0)  # tanh
-        sees = is_key[None, :] & (key[None, :] <= position[:, None])
-        if WINDOW > 0:
-            sees = sees & (key[None, :] > position[:, None] - WINDOW)
+        if HAS_ALIBI:
+            score += tl.load(alibi + head, mask=is_row, other=0.0).to(tl.float32)[:, None] * (
+                key[None, :] - position[:, None]
+            )
+        oldest = _first_key(position, WINDOW, CHUNK)
+        sees = is_key[None, :] & (key[None, :] <= position[:, None]) & (key[None, :] >= oldest[:, None])
         score = tl.where(sees, score, -float("inf"))
         higher = tl.maximum(most, tl.max(score, 1))
         weight = tl.exp(score - higher[:, None])
@@ -234,7 +249,9 @@ def paged_attention(
     page: int,
     scale: float,
     window: int = 0,
+    chunk: int = 0,
     softcap: float = 0.0,
+    alibi: Tensor | None = None,
     splits: int = 0,
 ) -> Tensor:
     """Causal attention of packed queries over the pages of their sequences.
@@ -252,7 +269,9 @@ def paged_attention(
         page: tokens of a block.
         scale: the factor of the scores.
         window: how many tokens a token sees, itself included; 0: all.
-        softcap: see `AttentionParams`; 0: none.
+        chunk: see `AttentionParams`; 0: none.
+        softcap: likewise.
+        alibi: [query heads], likewise, or None.
         splits: the parts of the keys, a power of two; 0: chosen.
 
     Returns:
@@ -270,7 +289,8 @@ def paged_attention(
         parts = queries.new_empty(tokens, heads, splits, values.shape[2], dtype=torch.float32)
         sums = queries.new_empty(tokens, heads, splits, 2, dtype=torch.float32)
     # Of tensors that a kernel does not read, any serves.
-    given = (queries, keys, values, parts, sums, tables, starts, contexts, queries if sinks is None else sinks)
+    by_head = (queries if each is None else each for each in (sinks, alibi))
+    given = (queries, keys, values, parts, sums, tables, starts, contexts, *by_head)
     strides = (*queries.stride()[:2], *keys.stride()[:2], *values.stride()[:2])
     of_values = _widths("VALUE_WIDTH", values)
     _attend[(len(contexts), key_heads, triton.cdiv(most_new * sharing, tile["ROWS"]) * splits)](
@@ -284,8 +304,10 @@ def paged_attention(
         num_warps=_DECODE_WARPS if decodes else _PROMPT_WARPS,
         num_stages=_STAGES,
         WINDOW=window,
+        CHUNK=chunk,
         HAS_SOFTCAP=softcap > 0,
         HAS_SINKS=sinks is not None,
+        HAS_ALIBI=alibi is not None,
         IN_8_BITS=scales is not None,
         SPLITS=splits,
     )

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import torch
@@ -73,6 +73,13 @@ class DecodeInputs:
         joined += self.contexts + array("q", [1]) * lacking
         joined += array("q", range(size + 1))  # rows that are wanted, and with one more where sequences begin
         return joined, self.tables + array("q", [spare_block]) * (lacking * self.width)
+
+
+class _Unknown(list[int]):
+    """Lengths that are known on the device only: what asks for them on the host cannot be in a graph."""
+
+    def __iter__(self) -> NoReturn:
+        raise NotImplementedError("its attention reads the lengths of sequences on the host")
 
 
 @dataclass(slots=True, eq=False, frozen=True)
@@ -198,8 +205,7 @@ def _parts(numbers: Tensor, tables: Tensor, size: int) -> tuple[Tensor, Tensor, 
     """Views of `DecodeInputs.padded` on the device, as the arguments of `Forward`."""
     tokens, places, positions, slots, contexts = numbers[: 5 * size].view(5, size)
     starts = numbers[5 * size : _numbers_of(size)]
-    # Without lengths on the host: what asks for them there cannot be in a graph, and fails.
-    metadata = AttentionMetadata(slots, [1] * size, [], tables[:size], positions=places)
+    metadata = AttentionMetadata(slots, [1] * size, _Unknown(), tables[:size], positions=places)
     metadata.device_starts, metadata.device_contexts = starts, contexts
     return tokens, starts[:size], metadata, positions
 

@@ -45,6 +45,7 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, A
     for width in (64, 128, 256):
         heads = {"HEADS": 32, "KEY_HEADS": 8, "WIDTH": width, "WIDTH_PADDED": width, "PAGE": 16, "WINDOW": 0}
         heads |= {"VALUE_WIDTH": width, "VALUE_WIDTH_PADDED": width, "HAS_SOFTCAP": True, "HAS_SINKS": True}
+        heads |= {"CHUNK": 0, "HAS_ALIBI": False}
         for decodes in (True, False):
             constants = heads | triton_attention.tiles(4, 2 * width, decodes=decodes) | {"SPLITS": 8 if decodes else 1}
             options = {"num_warps": 2 if decodes else 4, "num_stages": 3}

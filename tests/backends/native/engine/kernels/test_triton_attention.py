@@ -84,6 +84,16 @@ def test_it_equals_the_reference(
 
 
 @pytest.mark.parametrize("lengths", [DECODE, MIXED], ids=["decode", "mixed"])
+@pytest.mark.parametrize("chunk", [None, 7, 24])
+def test_chunks_and_alibi(chunk: int | None, lengths: tuple[list[int], list[int]]) -> None:
+    queries, cache, metadata = case((4, 2), (16, 16), 4, torch.float32, lengths)
+    params = AttentionParams(0.25, alibi=torch.tensor([0.5, 0.1, 0.0, 2.0]), chunk=chunk)
+    expected = reference_kernel(queries, cache, 4, metadata, params)
+    found = accelerated.paged_kernel(queries, cache, 4, metadata, params)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("lengths", [DECODE, MIXED], ids=["decode", "mixed"])
 def test_pages_in_8_bits(lengths: tuple[list[int], list[int]]) -> None:
     """Of slots that no sequence owns the scales are NaN, and values have another width than keys."""
     queries, plain, metadata = case((4, 2), (80, 48), 16, torch.float32, lengths)

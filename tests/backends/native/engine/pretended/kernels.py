@@ -33,12 +33,14 @@ def pretend_triton(patch: pytest.MonkeyPatch, device: PretendedDevice) -> None:
         contexts: Tensor,
         sinks: Tensor | None,
         scales: tuple[Tensor, Tensor] | None,
+        alibi: Tensor | None,
         **options: float,
     ) -> Tensor:
         output = queries.new_empty(*queries.shape[:2], values.shape[2])
         given = (output, queries, keys, values, tables, starts, contexts)
-        more = (*(scales or ()), *(() if sinks is None else (sinks,)))
-        device.launch("attend", lambda *raw: _attend(*raw, options, 2 if scales else 0), *given, *more)
+        more = {"sinks": sinks, "alibi": alibi} | dict(zip(("key_scales", "value_scales"), scales or (), strict=False))
+        more = {name: each for name, each in more.items() if each is not None}
+        device.launch("attend", lambda *raw: _attend(*raw, options, tuple(more)), *given, *more.values())
         device.launch("combine", lambda _: None, output)
         return output
 
@@ -86,20 +88,17 @@ def _launched(device: PretendedDevice, name: str, *given: Any) -> Any:
     return tuple(made) if len(made) > 1 else made[0]
 
 
-def _attend(*raw: object) -> None:
-    output, queries, keys, values, tables, starts, contexts, *more, options, scales = raw
-    assert isinstance(scales, int)
-    scaled, sinks = more[:scales], more[scales:]
-    assert isinstance(output, Tensor)
-    assert isinstance(starts, Tensor)
-    assert isinstance(contexts, Tensor)
-    assert isinstance(options, dict)
+def _attend(*raw: Any) -> None:
+    output, queries, keys, values, tables, starts, contexts, *more, options, names = raw
+    by_name: dict[str, Tensor] = dict(zip(names, more, strict=True))
+    scales = [by_name.pop(name) for name in ("key_scales", "value_scales") if name in by_name]
     counts = [end - begin for begin, end in pairwise(starts.tolist())]
-    metadata = AttentionMetadata(torch.empty(0), counts, contexts.tolist(), tables)  # type: ignore[arg-type]
+    metadata = AttentionMetadata(torch.empty(0), counts, contexts.tolist(), tables)
     params = AttentionParams(
         options["scale"],
         int(options["window"]) or None,
         options["softcap"] or None,
-        *sinks,  # type: ignore[arg-type]
+        chunk=int(options["chunk"]) or None,
+        **by_name,
     )
-    output.copy_(reference_kernel(queries, LayerCache(keys, values, *scaled), int(options["page"]), metadata, params))  # type: ignore[arg-type]
+    output.copy_(reference_kernel(queries, LayerCache(keys, values, *scales), int(options["page"]), metadata, params))
