@@ -45,7 +45,7 @@ class Copies:
         """
         arrived = [self._to_host.pop(each) for each in list(self._to_host) if each < now]
         left = [self._to_device.pop(each) for each in list(self._to_device) if each < now]
-        with _disable_current_modes():
+        with _disable_current_modes(), torch.inference_mode():
             for target, numbers in arrived:
                 target.copy_(numbers)
             for target, _ in self._to_host.values():  # it may be the same memory
