@@ -1,4 +1,4 @@
-"""What is told of a sequence that failed: to the log what happened, to the client a text that the engine wrote."""
+"""What is reported of a sequence that failed: to the log what happened, to the client a text that the engine wrote."""
 
 from __future__ import annotations
 

@@ -276,12 +276,13 @@ class Engine:
 
     def _run_overlapped(self, works: Seq[Work]) -> None:
         """Launch `works`, and read the step before meanwhile; if they cannot be launched, run them after it."""
-        before = self._launched
-        self._launched = launch(self._runner, works, before)
+        before, self._launched = self._launched, launch(self._runner, works, self._launched)
         if before is not None:
             self._read(before)
         if self._launched is None:
             self._run([work for work in works if self._has(work.sequence)])
+        elif not self._sequences:  # all have ended: nobody reads it
+            self._launched = None
 
     def _read(self, step: Launched) -> None:
         """Wait for a step that was launched, and commit what it chose."""

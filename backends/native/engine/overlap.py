@@ -1,6 +1,6 @@
 """Overlap: on an accelerator a step is launched before the tokens of the step before it are read.
 
-Strategy: the host composes a step, and tells outputs, while the device computes. What a sequence chose in a step that
+Strategy: the host composes a step, and sends outputs, while the device computes. What a sequence chose in a step that
 was launched stands among its tokens as `~row`, a number below zero: so it counts as any other token (for positions,
 blocks, noise), and on the device the next step takes it from that row of `Launched.chosen` (`ExtraArrays.fill_in`). A
 sequence that turns out to have ended has run one token too many, which nobody reads; its blocks were released once.
@@ -57,16 +57,15 @@ class Launched:
 
 
 def can_overlap(runner: Runner, device: torch.device) -> bool:
-    """Whether steps of `runner` can be launched before others are read: it can, and so can the device and torch."""
+    """Whether steps of `runner`, which is on `device`, can be launched before others are read."""
     if not runner.overlaps or os.environ.get(VARIABLE) == "0":
         return False
     try:
-        copied, event = _copied_late(torch.ones(1, dtype=torch.int64, device=device))
-        event.synchronize()
-        return bool(copied[0])
-    except (RuntimeError, NotImplementedError) as error:
-        log.info("overlap.not_used", device=str(device), why=str(error))
+        _copied_late(torch.ones(1, dtype=torch.int64, device=device))[1].synchronize()
+    except RuntimeError as error:  # it has no pinned memory, or no events
+        log.warning("overlap.not_used", device=str(device), why=str(error))
         return False
+    return True
 
 
 def launch(runner: Runner, works: Seq[Work], before: Launched | None) -> Launched | None:
@@ -107,7 +106,7 @@ def launch(runner: Runner, works: Seq[Work], before: Launched | None) -> Launche
 
 
 def _needs_host(sequence: Sequence) -> bool:
-    """Whether a token of the sequence is chosen, or told, with more than what is on the device."""
+    """Whether a token of the sequence is chosen, or reported, with more than what is on the device."""
     request = sequence.request
     return (
         sequence.constraint is not None

@@ -314,7 +314,9 @@ class Scheduler:
         # launched and is not read, or left no state.
         key, end = sequence.block_keys[block], (block + 1) * self.pool.size
         return any(
-            other.block_keys[block : block + 1] == [key] and (self._snapshots is None or other.computed < end)
+            len(other.block_keys) > block
+            and other.block_keys[block] == key
+            and (self._snapshots is None or other.computed < end)
             for other in self.running
         )
 
