@@ -109,14 +109,23 @@ class ExtraArrays:
     Attributes:
         arrays: as `send` takes them.
         sent: the tensors, once they were sent; None: nobody took them along.
+        unread: token ids on the device, which the host has not read; None: it has read all.
     """
 
     arrays: Sequence[array[Any]]
     sent: Sequence[Tensor] | None = None
+    unread: Tensor | None = None
 
     def on(self, device: torch.device) -> Sequence[Tensor]:
         """The tensors; sent now, if nobody has."""
         return send(device, *self.arrays) if self.sent is None else self.sent
+
+    def fill_in(self, ids: Tensor) -> None:
+        """Put those of `unread` into `ids` [tokens], in place, whose rows stand there as `~row`."""
+        if self.unread is not None:
+            rows = ids.bitwise_not().clamp_(min=0)
+            # Of a row from which none could be chosen, any: nobody reads what follows it.
+            torch.where(ids < 0, self.unread.index_select(0, rows).clamp_(min=0), ids, out=ids)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

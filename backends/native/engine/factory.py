@@ -37,6 +37,7 @@ from backends.native.engine.loop import Engine
 from backends.native.engine.lora.layers import inject_lora
 from backends.native.engine.lora.table import LoraTable
 from backends.native.engine.lora.weights import load_lora_adapters
+from backends.native.engine.overlap import can_overlap
 from backends.native.engine.parallel.gang import Gang, LeadingGang
 from backends.native.engine.pooling.answer_scores import AnswerScores
 from backends.native.engine.pooling.hidden_states import HiddenStates
@@ -339,6 +340,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         hidden=hidden,
         speculation=Speculation() if options.speculation and runner.speculates else None,
         loras=_loras(loaded.model, options, runner.execution_path),
+        overlaps=can_overlap(runner, loaded.model.device),
     )
     return engine, ready
 

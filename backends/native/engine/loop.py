@@ -6,6 +6,7 @@ outputs of a step are sent as one message per connection.
 
 - *Single thread*: whoever owns an `Engine` passes it the workers' messages and calls `step` while it is `busy`, all
   from one thread. There are no locks here, and no sockets, threads or text.
+- *Overlap*: on an accelerator a step is launched before the tokens of the one before are read (`overlap`).
 - *Fault isolation by bisection*: a batch that raises is run again in halves, down to the sequence that raises alone.
   Only that sequence fails. A step can be repeated because runners keep nothing that they cannot rebuild from a
   sequence's tokens and blocks. A lost device (`torch.AcceleratorError`) or rank (`GangLost`) ends the process instead.
@@ -14,7 +15,6 @@ outputs of a step are sent as one message per connection.
 from __future__ import annotations
 
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Sequence as Seq
 from itertools import count
@@ -24,17 +24,18 @@ import structlog
 import torch
 from msgspec.structs import replace
 
-from backends.native.engine.devices import OUT_OF_MEMORY
 from backends.native.engine.errors import GangLost
+from backends.native.engine.failures import failed
 from backends.native.engine.lora.table import LoraTable
+from backends.native.engine.overlap import Launched, launch
 from backends.native.engine.pooling.hidden_states import HiddenStates, embedding_of
 from backends.native.engine.runner.packed import Runner
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.sampling.sampler import NoDistribution, Sample, noise_keys, sample
+from backends.native.engine.scheduling.endings import finish_reason, until_end
 from backends.native.engine.scheduling.scheduler import Overloaded, Refused, Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.scheduling.speculation import Speculation
-from backends.native.grammar.grammar import GrammarError
 from backends.native.machine import resident_memory
 from backends.native.protocol.messages import (
     Cached,
@@ -48,12 +49,8 @@ from backends.native.protocol.messages import (
     ToEngine,
     Watch,
 )
-from schemas.ir import FinishReason
 
 log = structlog.get_logger()
-
-GRAMMAR_FAILED = "it takes more time or memory than it may"
-"""What a client is sent of a grammar that the worker's checks have passed and that fails in the engine."""
 
 _LORA_ADAPTER = attrgetter("sequence.request.lora_adapter")
 _NO_OUTPUTS = Step(())
@@ -71,6 +68,7 @@ class Engine:
         hidden: collects hidden states for embeddings; None if the model makes none.
         speculation: chooses drafts; None: none are verified.
         loras: the model's LoRA adapters; None: those of the runner, and no others later.
+        overlaps: whether steps overlap, unless drafts are verified, which are found on the host.
     """
 
     def __init__(
@@ -84,6 +82,7 @@ class Engine:
         hidden: HiddenStates | None = None,
         speculation: Speculation | None = None,
         loras: LoraTable | None = None,
+        overlaps: bool = False,
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler
@@ -93,6 +92,8 @@ class Engine:
         self._hidden = hidden
         self._speculation = speculation
         self.loras: LoraTable = LoraTable(runner.lora_adapters) if loras is None else loras
+        self._overlaps = overlaps and speculation is None
+        self._launched: Launched | None = None
         if constraints is not None:
             constraints.speculates = speculation is not None
         # Never reset: the order of arrival breaks ties of priority, also for sequences that return after a preemption.
@@ -204,12 +205,15 @@ class Engine:
         if self.loras.keys:
             works.sort(key=_LORA_ADAPTER)  # those of a LoRA adapter go through it together
         # Every sequence is held by its grammar. `busy` stays True, so without this wait the serving loop would spin.
-        if held and not works:
+        if held and not works and self._launched is None:
             Constraints.wait(held)
         # Steps 3 to 5: forward, sample, advance.
         began = time.perf_counter()
         with torch.inference_mode():
-            self._run(works)
+            if self._overlaps:
+                self._run_overlapped(works)
+            else:
+                self._run(works)
         if self._speculation is not None and works:
             self._speculation.time(works, time.perf_counter() - began)
         # A new dictionary and not `clear()`: the returned one is read after this call.
@@ -270,6 +274,37 @@ class Engine:
         overloaded = isinstance(refusal, Overloaded)
         self._emit(sequence, Output(sequence.request.seq, error=str(refusal), overloaded=overloaded))
 
+    def _run_overlapped(self, works: Seq[Work]) -> None:
+        """Launch `works`, and read the step before meanwhile; if they cannot be launched, run them after it."""
+        before, self._launched = self._launched, launch(self._runner, works, self._launched)
+        if before is not None:
+            self._read(before)
+        if self._launched is None:
+            self._run([work for work in works if self._has(work.sequence)])
+        elif not self._sequences:  # all have ended: nobody reads it
+            self._launched = None
+
+    def _read(self, step: Launched) -> None:
+        """Wait for a step that was launched, and commit what it chose."""
+        for work, token in step.results():
+            sequence, end = work.sequence, work.start + work.count
+            # Else it has ended or was cancelled since, and this is a token too many.
+            if not self._has(sequence):
+                continue
+            if token is None:
+                self._scheduler.publish(work)
+            elif token < 0:
+                self._fail(sequence, NoDistribution())
+            else:
+                sequence.tokens[end] = token
+                self._scheduler.publish(work)
+                generated = end - sequence.prompt_length
+                reason = finish_reason(sequence.request, token, generated + 1)
+                self._answer(sequence, Output(sequence.request.seq, (token,), reason), first=not generated)
+
+    def _has(self, sequence: Sequence) -> bool:
+        return self._sequences.get((sequence.connection, sequence.request.seq)) is sequence
+
     def _run(self, works: Seq[Work]) -> None:
         """Run and sample `works`; if that raises, run both halves, so that only the faulty sequences fail."""
         if not works:
@@ -308,7 +343,7 @@ class Engine:
             self._advance(work, sampled)
 
     def _advance(self, work: Work, sampled: Sample) -> None:
-        """Commit a work; append the tokens that it sampled, emit an output and end a finished sequence."""
+        """Commit a work, and append the tokens that it sampled."""
         sequence = work.sequence
         if sampled.prompt:
             sequence.prompt_logprobs += sampled.prompt
@@ -323,34 +358,22 @@ class Engine:
         sequence.tokens += ids[-1:]
         if self._speculation is not None:
             self._speculation.count(work, len(sampled.tokens) - 1)
-        logprobs = sampled.logprobs[: len(ids)]
+        self._answer(sequence, Output(request.seq, ids, reason, sampled.logprobs[: len(ids)]), first=not generated)
+
+    def _answer(self, sequence: Sequence, output: Output, *, first: bool) -> None:
+        """Emit an output with tokens, and end a finished sequence."""
         # The first output of a sequence carries the facts about its prompt; later ones are as small as they can be.
-        if generated:
-            output = Output(request.seq, ids, reason, logprobs)
-        else:
-            vector = embedding_of(sequence) if request.pool else ()
+        if first:
+            vector = embedding_of(sequence) if sequence.request.pool else ()
             prompt, cached = self._scored_prompt(sequence), sequence.cached_tokens or 0
             times = (sequence.submitted, sequence.admitted)
-            output = Output(request.seq, ids, reason, logprobs, prompt, cached, vector=vector, times=times)
+            output = replace(output, prompt=prompt, cached_tokens=cached, vector=vector, times=times)
         self._emit(sequence, output)
-        if reason is not None:
+        if output.reason is not None:
             self._end(sequence)
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
-        # The trace as text: a log renderer that gets the exception may print local variables, and with them the prompt.
-        trace = "".join(traceback.format_tb(error.__traceback__))
-        log.error("sequence.failed", tokens=len(sequence.tokens), error=repr(error), trace=trace)
-        # Only texts that the engine wrote for clients are passed on. Other errors may hold tensors' contents or paths.
-        if isinstance(error, GrammarError):
-            why = GRAMMAR_FAILED  # llguidance's own text is in the log
-        elif isinstance(error, NoDistribution):
-            why = str(error)
-        elif isinstance(error, OUT_OF_MEMORY):
-            why = "the engine ran out of memory"
-        else:
-            why = "the engine failed on this sequence"
-        bad_grammar = isinstance(error, GrammarError)
-        self._emit(sequence, Output(sequence.request.seq, error=why, bad_grammar=bad_grammar))
+        self._emit(sequence, failed(sequence, error))
         self._end(sequence)
 
     def _emit(self, sequence: Sequence, output: Output) -> None:
@@ -375,26 +398,3 @@ class Engine:
         # No token precedes the first, so it has no logprob; OpenAI's legacy completions (`echo`) and vLLM report null
         # for it, too.
         return (Logprobs(None), *sequence.prompt_logprobs)
-
-
-def until_end(request: Submit, tokens: tuple[int, ...], generated: int) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Those of `tokens`, which follow `generated` others, up to the sequence's end, and the reason for it, if any."""
-    if tokens and request.max_new_tokens == 0:  # the request was for the prompt's logprobs or embedding only
-        return (), FinishReason.LENGTH
-    for length, token in enumerate(tokens, 1):
-        reason = finish_reason(request, token, generated + length)
-        if reason is not None:
-            return tokens[:length], reason
-    return tokens, None
-
-
-def finish_reason(request: Submit, token: int, generated: int) -> FinishReason | None:
-    """The reason for which a sequence ends with `token`, its `generated`th new token; None if it goes on."""
-    # The first `min_new_tokens` tokens cannot be end tokens: `logits_processors` bans them while fewer are generated.
-    # This check follows the same count.
-    if generated > request.min_new_tokens:
-        if token in request.eos_token_ids:
-            return FinishReason.EOS
-        if token in request.stop_token_ids:
-            return FinishReason.STOP_TOKEN
-    return FinishReason.LENGTH if generated >= request.max_new_tokens else None

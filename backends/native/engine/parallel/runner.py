@@ -43,6 +43,7 @@ class LeadingRunner(PackedRunner):
     def __init__(self, model: Any, cache: KVCache, gang: Gang) -> None:
         super().__init__(model, cache)
         self._gang = gang
+        self.overlaps = False  # tokens that are on this rank's device only would not reach the other ranks
 
     def run_pack(self, pack: Pack, works: Seq[Work] = (), extra: ExtraArrays | None = None) -> Tensor:
         """See `PackedRunner`.

@@ -156,10 +156,11 @@ class DecodeGraphs:
         joined, tables = given.padded(size, self._spare_block, self._block_size)
         others = extra.arrays if extra is not None else ()
         numbers, blocks, *sent = send(self._device, joined, tables, *others)
-        self._numbers[: len(numbers)].copy_(numbers)
-        self._tables[:size, : given.width].copy_(blocks.view(size, given.width))
         if extra is not None:
             extra.sent = sent
+            extra.fill_in(numbers[: len(given.tokens)])
+        self._numbers[: len(numbers)].copy_(numbers)
+        self._tables[:size, : given.width].copy_(blocks.view(size, given.width))
 
     def _captured(self, size: int) -> _Graph | None:
         def step() -> Tensor:

@@ -46,6 +46,9 @@ class Runner(Protocol):
     """`packed` or `per_sequence`, for the log and for `Ready`."""
     speculates: bool
     """Whether tokens that were run may be run again with others in their places, as rejected drafts are."""
+    overlaps: bool
+    """Whether it runs tokens that are on the device only (`ExtraArrays.unread`), and keeps nothing that a step which
+    turns out to be one too many would spoil."""
     image_tokens: int
     """The most tokens of one image in a prompt; 0: prompts hold no images."""
     unchunked: Unchunked
@@ -124,6 +127,7 @@ class PackedRunner:
         self.speculates = self.states is None
         self._kernel = kernel
         self._device = model.device
+        self.overlaps = self.takes_extra and self.states is None
         self._embedder = embedder
         self.image_tokens = embedder.worst.length if embedder is not None and embedder.worst is not None else 0
         self.unchunked: Unchunked = embedder.unchunked if embedder is not None else "nothing"
@@ -259,6 +263,7 @@ class PackedRunner:
         tokens, places, rows, slots, tables, *lengths = sent[: len(arrays)]
         if extra is not None:
             extra.sent = sent[len(arrays) :]
+            extra.fill_in(tokens)
         starts, contexts = lengths or (None, None)
         tables = tables.view(len(counts), -1)
         return (

@@ -68,6 +68,7 @@ class PerSequenceRunner:
 
     execution_path = "per_sequence"
     takes_extra = False
+    overlaps = False  # it makes its inputs from tokens on the host
     speculates = False  # the model's cache object may hold states that cannot go back
     image_tokens = 0
     unchunked: Unchunked = "prompt"

@@ -61,6 +61,11 @@ def _needs_processing(sequence: Row) -> bool:
     )
 
 
+def reads_tokens(sampling: SamplingParams) -> bool:
+    """Whether a row is processed by what the tokens before it are, which is counted on the host."""
+    return _has_penalty(sampling) or sampling.watermark
+
+
 def _has_penalty(sampling: SamplingParams) -> bool:
     return sampling.repetition_penalty != 1.0 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 

@@ -33,6 +33,9 @@ _LARGE = 2**16
 class NoDistribution(ArithmeticError):
     """The model's logits for a sequence are not numbers, or no token is left to choose."""
 
+    def __init__(self) -> None:
+        super().__init__("the model's output is not a probability distribution")
+
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
     """The result of a step's work.
@@ -120,12 +123,27 @@ def _right(work: Work, first: int, tokens: Seq[int]) -> list[int]:
 
 
 def choose(rows: Seq[Row], raw: Tensor, keys: ExtraArrays | None = None) -> list[int]:
-    """Choose the next token of each row. `raw` is [rows, vocabulary] float32, not changed.
-
-    `keys` are those of the rows that have a temperature; None: they are made here.
+    """Choose the next token of each row, and wait for them; arguments as for `choose_on_device`.
 
     Raises:
-        NoDistribution: the chosen score of a row is not finite.
+        NoDistribution: no token can be chosen for at least one row.
+    """
+    chosen: list[int] = choose_on_device(rows, raw, keys).tolist()
+    if min(chosen) < 0:
+        raise NoDistribution
+    return chosen
+
+
+def choose_on_device(rows: Seq[Row], raw: Tensor, keys: ExtraArrays | None = None) -> Tensor:
+    """Choose the next token of each row.
+
+    Args:
+        rows: what each row belongs to.
+        raw: [rows, vocabulary] float32, not changed.
+        keys: those of the rows that have a temperature; None: they are made here.
+
+    Returns:
+        [rows] int64 tokens; -1 where the chosen score is not finite.
     """
     scores = process_logits(raw, rows)
     # Greedy for all rows; rows with a temperature are overwritten below. The finiteness check at the end needs
@@ -144,10 +162,7 @@ def choose(rows: Seq[Row], raw: Tensor, keys: ExtraArrays | None = None) -> list
     # `argmax` prefers NaN to any number, so a NaN anywhere in a row is the chosen score. Marked by -1, so that one copy
     # from the device tells the tokens and whether there are any.
     finite = scores.gather(1, tokens.unsqueeze(1)).squeeze(1).isfinite()
-    chosen: list[int] = torch.where(finite, tokens, -1).tolist()
-    if min(chosen) < 0:
-        raise NoDistribution("the model's output is not a probability distribution")
-    return chosen
+    return torch.where(finite, tokens, -1)
 
 
 def argmax(scores: Tensor) -> Tensor:

@@ -165,15 +165,22 @@ class Scheduler:
         The first `accepted` of its drafts are tokens of the sequence now. Keys and values of the others stay in its
         blocks until the tokens that come in their places are run.
         """
+        work.sequence.computed = work.start + work.count - len(work.drafts) + accepted
+        self.publish(work)
+
+    def publish(self, work: Work) -> None:
+        """Publish the blocks that `work` has filled, as far as its sequence still has them, to the prefix cache."""
         sequence, size = work.sequence, self.pool.size
-        first = sequence.computed // size
-        sequence.computed = work.start + work.count - len(work.drafts) + accepted
-        # Decode fills a block only in one of `size` steps: most commits end here.
-        if sequence.computed < (first + 1) * size or not self.pool.caching:
+        # Less than the work's end: drafts were wrong, or the sequence was preempted since it was launched. More: its
+        # next step was launched, too.
+        end = min(sequence.computed, work.start + work.count)
+        first = work.start // size
+        # Decode fills a block only in one of `size` steps: most works end here.
+        if end < (first + 1) * size or not self.pool.caching:
             return
         # Only now is a block shared: its keys and values are in the cache. `schedule` could not publish it, since the
         # step may still fail.
-        full = sequence.computed // size
+        full = end // size
         extend_keys(sequence.block_keys, sequence.tokens, full, size, sequence.salt, sequence.block_extra)
         for index in range(first, full):
             self.pool.publish(sequence.blocks[index], sequence.block_keys[index])
@@ -302,10 +309,16 @@ class Scheduler:
         # Blocks that are not full at admission have no key; a prompt that is scored shares nothing.
         if sequence.scores_prompt or block >= len(sequence.block_keys):
             return False
-        # `block` is the first block that was not found in the cache. A running sequence with the same key there, which
-        # has not computed it yet, will publish it within a few steps.
+        # `block` is the first block that was not found in the cache, or whose state was not. A running sequence with
+        # the same key there will publish it within a few steps. One that has computed it did so in a step that was
+        # launched and is not read, or left no state.
         key, end = sequence.block_keys[block], (block + 1) * self.pool.size
-        return any(other.computed < end and other.block_keys[block : block + 1] == [key] for other in self.running)
+        return any(
+            len(other.block_keys) > block
+            and other.block_keys[block] == key
+            and (self._snapshots is None or other.computed < end)
+            for other in self.running
+        )
 
     def _fits(self, sequence: Sequence, hits: list[int]) -> bool:
         """Whether there are blocks for all tokens of a waiting sequence, besides its cached blocks, `hits`.

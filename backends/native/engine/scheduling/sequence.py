@@ -2,7 +2,8 @@
 
 Mutable state without policy: the scheduler moves sequences between queues, the loop appends tokens. The invariant:
 `tokens` only ever grows, and `computed` says how many of them have keys and values in the cache, so the work that is
-left is the difference of the two. Imports no torch: objects that hold tensors are known here by a protocol.
+left is the difference of the two. Both count a step that was launched and is not read yet (`overlap`): the token that
+it chooses is below zero until then. Imports no torch: objects that hold tensors are known here by a protocol.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ What a real device refuses is refused (`Refused`): tensors of two devices in one
 of the device, an address given to compiled code of the CPU. What makes the host wait is noted with the line of ours
 that did it (`Trace`).
 
-A copy to the host that is not waited for takes effect when something else waits: until then its result holds other
-numbers, so that code that reads too early gives wrong tokens. A pinned tensor that is written while a copy from it may
-still be under way is refused at the next wait.
+A copy to the host that is not waited for takes effect when something else waits, or an event behind it is waited for:
+until then its result holds other numbers, so that code that reads too early gives wrong tokens. A pinned tensor that is
+written while a copy from it may still be under way is refused at the next wait.
 
 Not pretended: the size of the memory, the device's own rounding, several streams, and speed.
 """
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.backends.native.engine.pretended.copies import Copies, Event, Refused
 from tests.backends.native.engine.pretended.environment import load_guard, torch_that_has
 from tests.backends.native.engine.pretended.trace import Trace, line_of_ours
 
@@ -56,10 +57,6 @@ _ALLOCATIONS = {
 }
 """They take memory and start no kernel."""
 _PINNING = {aten.pin_memory.default, aten._pin_memory.default}
-
-
-class Refused(RuntimeError):
-    """What a real device would refuse."""
 
 
 class DeviceTensor(torch.Tensor):
@@ -134,13 +131,12 @@ class PretendedDevice(TorchDispatchMode):
         self.trace = Trace()
         self._exits = ExitStack()
         self._pinned: dict[int, Tensor] = {}
-        self._late: list[tuple[Tensor, Tensor]] = []
-        self._leaving: list[tuple[Tensor, Tensor]] = []
+        self._copies = Copies()
         self._recorded: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Self:
         load_guard()
-        self._exits.enter_context(torch_that_has(self.device.type, self.wait))
+        self._exits.enter_context(torch_that_has(self.device.type, self.wait, self.record))
         PretendedDevice._entered.append(self)
         super().__enter__()
         return self
@@ -156,25 +152,15 @@ class PretendedDevice(TorchDispatchMode):
     def wait(self, why: str) -> None:
         """Note that the host waits; copies that were under way are done then."""
         self.trace.waits[why, line_of_ours()] += 1
-        self.synchronize()
+        self._copies.arrive(self._copies.now())
+
+    def record(self) -> Event:
+        """An event behind what was started so far."""
+        return Event(self._copies, lambda: self.trace.waits.update([("an event", line_of_ours())]))
 
     def copied(self, direction: str) -> None:
         """Note a copy."""
         self.trace.copies[direction, line_of_ours()] += 1
-
-    def synchronize(self) -> None:
-        """Let copies that were under way take effect.
-
-        Raises:
-            Refused: a pinned tensor was written while a copy from it was under way.
-        """
-        late, self._late = self._late, []
-        leaving, self._leaving = self._leaving, []
-        with _disable_current_modes():
-            for target, numbers in late:
-                target.copy_(numbers)
-            if not all(torch.equal(pinned, then) for pinned, then in leaving):
-                raise Refused("a pinned tensor was written while it was being copied to the device")
 
     def launch(self, name: str, function: Callable[..., None], *arguments: Any) -> None:
         """Run `function` on the CPU's tensors of device tensors, as one kernel; it writes into them.
@@ -308,22 +294,15 @@ class PretendedDevice(TorchDispatchMode):
             with _disable_current_modes():
                 made = made.clone()  # between devices nothing is shared
         if mine and not to_mine and late:
-            self._defer(made)
+            self._copies.to_host(made)
         return self._wrapped(made, [args[0]] if into else []) if to_mine else made
 
     def _copy_in(self, source: Tensor, *, late: bool) -> None:
         self.copied("to the device")
         if late and source.untyped_storage().data_ptr() in self._pinned:
-            with _disable_current_modes():
-                self._leaving.append((source, source.clone()))
+            self._copies.to_device(source)
         else:
             self.wait("a copy from pageable memory")
-
-    def _defer(self, made: Tensor) -> None:
-        """Have a copy to the host take effect later."""
-        with _disable_current_modes():
-            self._late.append((made, made.clone()))
-            made.fill_(-1)
 
     def _on_cpu(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         def unwrapped(each: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,8 +18,9 @@ import torch
 
 
 @contextmanager
-def torch_that_has(kind: str, wait: Callable[[str], None]) -> Iterator[None]:
+def torch_that_has(kind: str, wait: Callable[[str], None], record: Callable[[], Any]) -> Iterator[None]:
     """Have torch report the device, and hand over operations that it would otherwise run by itself."""
+    stream = SimpleNamespace(record_event=record)
     answers: dict[str, dict[str, Any]] = {
         "torch.accelerator": {
             "is_available": True,
@@ -30,6 +32,7 @@ def torch_that_has(kind: str, wait: Callable[[str], None]) -> Iterator[None]:
             "max_memory_allocated": 0,
             "reset_peak_memory_stats": None,
             "empty_cache": None,
+            "current_stream": stream,
         },
         f"torch.{kind}": {
             "is_available": True,

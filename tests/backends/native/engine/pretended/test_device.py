@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.backends.native.engine.kernels.compilers import needs_compiler
-from tests.backends.native.engine.pretended.device import PretendedDevice, Refused, address
+from tests.backends.native.engine.pretended.copies import Refused
+from tests.backends.native.engine.pretended.device import PretendedDevice, address
 from tests.backends.native.engine.pretended.engines import counted
 
 pytestmark = [pytest.mark.torch, needs_compiler, counted]
@@ -107,6 +108,26 @@ def test_a_copy_to_the_host_is_read_too_early(device: PretendedDevice) -> None:
     assert found.tolist() == [-1, -1, -1]
     torch.accelerator.synchronize()
     assert found.tolist() == [0, 1, 2]
+
+
+def test_an_event_is_waited_for(device: PretendedDevice) -> None:
+    """What was copied before it is there, and nothing else; memory that is copied to again is not read."""
+    rows, more = on(device, 3), on(device, 3).add_(1)
+    stream = torch.accelerator.current_stream(device.device)
+    first, second = (torch.empty(3, pin_memory=True) for _ in range(2))
+    first.copy_(rows, non_blocking=True)
+    event = stream.record_event()
+    second.copy_(more, non_blocking=True)
+    event.synchronize()
+    assert (first.tolist(), second.tolist()) == ([0, 1, 2], [-1, -1, -1])
+    first.copy_(rows, non_blocking=True)
+    event = stream.record_event()
+    first.copy_(more, non_blocking=True)
+    event.synchronize()
+    assert first.tolist() == [-1, -1, -1]
+    stream.record_event().synchronize()
+    assert (first.tolist(), second.tolist()) == ([1, 2, 3], [1, 2, 3])
+    assert device.trace.waits.total() == 3
 
 
 def test_a_pinned_tensor_is_written_too_early(device: PretendedDevice) -> None:
