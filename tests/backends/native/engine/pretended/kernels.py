@@ -38,7 +38,7 @@ def pretend_triton(patch: pytest.MonkeyPatch, device: PretendedDevice) -> None:
         output = queries.new_empty(*queries.shape[:2], values.shape[2])
         given = (output, queries, keys, values, tables, starts, contexts)
         more = (*(scales or ()), *(() if sinks is None else (sinks,)))
-        device.launch("attend", lambda *raw: _attend(*raw, options, 2 if scales else 0), *given, *more)
+        device.launch("attend", _attend, *given, *more, options, 2 if scales else 0)
         device.launch("combine", lambda _: None, output)
         return output
 
@@ -62,9 +62,9 @@ def _launched(device: PretendedDevice, name: str, *given: Any) -> Any:
         norms = () if query_norm is None else (query_norm, key_norm)
 
         def rotate(*raw: Any) -> None:
-            routine(*raw[:3], raw[6:] or (None, None), *raw[3:6], heads, epsilon)
+            routine(*raw[:3], raw[6:-2] or (None, None), *raw[3:6], *raw[-2:])
 
-        device.launch(name, rotate, *first, slots, keys, values, *norms)
+        device.launch(name, rotate, *first, slots, keys, values, *norms, heads, epsilon)
         return None
     numbers = [each for each in given if isinstance(each, Tensor)]
     plain = given[len(numbers) :]  # an epsilon
@@ -72,11 +72,11 @@ def _launched(device: PretendedDevice, name: str, *given: Any) -> Any:
     made = [given[0].new_empty(*given[0].shape[:-1], width) for _ in range(2 if name == "add_rms_norm" else 1)]
 
     def compute(*raw: Any) -> None:
-        found = routine(*raw[len(made) :], *plain)
+        found = routine(*raw[len(made) :])
         for target, each in zip(raw, found if isinstance(found, tuple) else (found,), strict=False):
             target.copy_(each)
 
-    device.launch(name, compute, *made, *numbers)
+    device.launch(name, compute, *made, *numbers, *plain)
     return tuple(made) if len(made) > 1 else made[0]
 
 

@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from msgspec import structs
 
+from backends.native.engine import devices
+from backends.native.engine.attention import accelerated
+from backends.native.engine.loop import Engine
 from backends.native.engine.runner import graphs
 from backends.native.engine.runner.graphs import DecodeGraphs, DecodeInputs
 from backends.native.protocol.messages import Submit
 from tests.backends.native.engine.kernels.compilers import needs_compiler
+from tests.backends.native.engine.lora.folders import TARGETS
+from tests.backends.native.engine.lora.folders import save as save_lora
+from tests.backends.native.engine.pretended import kernels
 from tests.backends.native.engine.pretended.device import PretendedDevice
-from tests.backends.native.engine.pretended.engines import SAMPLING, assert_same, drive, load, save, wide
+from tests.backends.native.engine.pretended.engines import (
+    SAMPLING,
+    WIDE,
+    Heard,
+    assert_same,
+    drive,
+    load,
+    save,
+    spoil_pages,
+    wide,
+)
+from tests.backends.native.engine.pretended.graph import CheckedCapture
 from tests.backends.native.engine.pretended.kernels import pretend_triton
-from tests.backends.native.engine.tiny import prompt
+from tests.backends.native.engine.tiny import ADAPTED, FAMILIES, RECURRENT, build, prompt
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, needs_compiler]
+
+
+WITHOUT_KERNEL = {"bloom", "mpt", "llama4_text"}
+"""Families that run the reference's attention, which asks for lengths on the host: ALiBi, and chunks."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +51,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
+    with graphs_on(monkeypatch) as device:
+        yield device
+
+
+@contextmanager
+def graphs_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
     monkeypatch.setenv(graphs.VARIABLE, "1")
     with PretendedDevice() as device:
         monkeypatch.setattr(graphs, "capture_on_cuda", device.capture)
@@ -54,6 +84,25 @@ def test_tokens_are_those_of_the_cpu(
     assert_same(found, drive(load(folder, "cpu", execution_path="packed", kv_cache_dtype=cache)[0], asked()))
 
 
+@pytest.mark.parametrize("family", sorted({*FAMILIES, *ADAPTED} - WITHOUT_KERNEL) if WIDE else ("gpt_oss",))
+def test_replays_are_what_the_step_does_without_a_graph(
+    family: str, tmp_path: Path, device: PretendedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same operations on the same memory in each step of a size, also where unused pages are NaN."""
+    pretend_triton(monkeypatch, device)
+    checked = CheckedCapture(device)
+    monkeypatch.setattr(graphs, "capture_on_cuda", checked)
+    folder = save(family, tmp_path / family)
+    # What loading does with `auto` is a self-check, which takes the pretended device seconds, and fused layers.
+    engine, _ = load(folder, "cuda", execution_path="packed")
+    spoil_pages(engine)
+    checked.replays = 0
+    found = drive(engine, asked())
+    assert not checked.whys
+    assert checked.replays >= 10
+    assert_same(found, drive(load(folder, "cpu", execution_path="packed")[0], asked()))
+
+
 @wide
 def test_what_reads_lengths_on_the_host_runs_without_graphs(folder: Path, device: PretendedDevice) -> None:
     """The reference's attention does."""
@@ -79,6 +128,113 @@ def test_a_graph_with_other_logits_is_not_used(
     found = drive(engine, asked())
     assert replays(device) == 1
     assert_same(found, drive(load(folder, "cpu", execution_path="packed")[0], asked()))
+
+
+@pytest.mark.parametrize("family", TARGETS if WIDE else ("llama",))
+def test_steps_with_lora_run_without_graphs(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first sequence has an adapter and ends before the others, whose steps are replayed from then on."""
+    folder = save(family, tmp_path / family)
+    adapters = {"first": str(save_lora(tmp_path / "first", build(family), TARGETS[family], 0))}
+    options: dict[str, Any] = {"execution_path": "packed", "lora_adapters": adapters}
+    requests = [structs.replace(asked()[0], lora_adapter="first"), *asked()[1:]]
+    expected = drive(load(folder, "cpu", **options)[0], requests)
+    with graphs_on(monkeypatch) as device:
+        pretend_triton(monkeypatch, device)
+        checked = CheckedCapture(device)
+        monkeypatch.setattr(graphs, "capture_on_cuda", checked)
+        engine, _ = load(folder, "cuda", **options)
+        checked.replays = 0
+        adapted: list[int] = []
+
+        def count(heard: dict[int, Heard]) -> None:
+            if not heard[0].ended:
+                adapted.append(checked.replays)
+
+        assert_same(drive(engine, requests, count), expected)
+        assert not any(adapted)
+        assert not checked.whys
+        assert bool(checked.replays) == (family not in (*WITHOUT_KERNEL, *RECURRENT))
+
+
+def _wait(engine: Engine, _patch: pytest.MonkeyPatch) -> None:
+    engine._runner._model.model.norm.register_forward_hook(lambda *given: given[2].sum().item() and None)  # type: ignore[attr-defined]
+
+
+def _grid_of_lengths(_engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """A kernel whose grid follows the longest context."""
+    attend = accelerated._routine()
+    patch.setattr(
+        accelerated,
+        "_routine",
+        lambda: lambda *given, **options: attend(*given, **options, splits=int(given[5].raw.max()) // 8),
+    )
+
+
+def _temporary_that_moves(engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """A step reads what was made before it, each time elsewhere."""
+    made = [torch.zeros(1, device="cuda")]
+    run = DecodeGraphs.run
+
+    def remade(self: DecodeGraphs, given: DecodeInputs, *more: Any) -> Any:
+        made.append(torch.zeros(1, device="cuda"))
+        return run(self, given, *more)
+
+    patch.setattr(DecodeGraphs, "run", remade)
+    engine._runner._model.model.norm.register_forward_hook(lambda *given: given[2] + made[-1])  # type: ignore[attr-defined]
+
+
+def _unmasked_page(_engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """Attention reads the whole of each sequence's last page."""
+    attend = kernels._attend
+
+    def unmasked(*raw: Any) -> None:
+        attend(*raw[:6], (raw[6] + 15) // 16 * 16, *raw[7:])
+
+    patch.setattr(kernels, "_attend", unmasked)
+
+
+def _buffer_reused_too_early(_engine: Engine, patch: pytest.MonkeyPatch) -> None:
+    """The pinned tensor by way of which inputs are sent is taken for the next ones at once."""
+
+    def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        pinned = tensor.pin_memory()
+        sent = pinned.to(device, non_blocking=True)
+        pinned.fill_(1)
+        return sent
+
+    patch.setattr(devices, "to_device", send)
+
+
+MUTATIONS: dict[str, tuple[Callable[[Engine, pytest.MonkeyPatch], None], str]] = {
+    "a wait": (_wait, "no graph"),
+    "a grid of lengths": (_grid_of_lengths, "differs"),
+    "a temporary that moves": (_temporary_that_moves, "differs"),
+    "an unmasked page": (_unmasked_page, "other tokens"),
+    "a buffer reused too early": (_buffer_reused_too_early, "the engine failed"),
+}
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [pytest.param(each, marks=() if each in ("a grid of lengths", "an unmasked page") else wide) for each in MUTATIONS],
+)
+def test_it_is_noticed(mutation: str, folder: Path, device: PretendedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_triton(monkeypatch, device)
+    checked = CheckedCapture(device)
+    monkeypatch.setattr(graphs, "capture_on_cuda", checked)
+    engine, _ = load(folder, "cuda", execution_path="packed")
+    assert isinstance(engine, Engine)
+    spoil_pages(engine)
+    checked.replays = 0
+    mutate, sign = MUTATIONS[mutation]
+    mutate(engine, monkeypatch)
+    requests = asked()[:2]
+    found = drive(engine, requests)
+    expected = drive(load(folder, "cpu", execution_path="packed")[0], requests)
+    signs = [*checked.whys, *(each.error or "" for each in found.values())]
+    signs += [] if checked.replays else ["no graph"]
+    signs += ["other tokens" for seq, each in found.items() if each.ids != expected[seq].ids]
+    assert any(sign in each for each in signs), signs
 
 
 @wide
