@@ -31,7 +31,7 @@ from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.layout import gguf_of
 from backends.native.engine.devices import OUT_OF_MEMORY, default_device, has_bfloat16, is_present
 from backends.native.engine.errors import LoadError
-from backends.native.engine.formats.tensors import float32_bytes, model_class, plain, read_weights
+from backends.native.engine.formats.tensors import config_of, float32_bytes, model_class, plain, read_weights
 from backends.native.engine.kernels.block_product import can_multiply
 from backends.native.engine.layers.block_linear import can_keep, keep_blocks
 from backends.native.engine.layers.quantized_linear import BITS
@@ -237,13 +237,16 @@ def _read_model(
 ) -> Any:
     keep = keep and device.type == "cpu" and can_multiply(dtype)
     try:
-        weights = read_weights(path, config, auto_class, dtype, can_keep if keep else None)
+        # With several ranks transformers reads each one's share itself.
+        weights = (
+            read_weights(path, config, auto_class, dtype, device, can_keep if keep else None) if ranks == 1 else None
+        )
         # transformers reads the tensors itself, or is given them, and then no folder.
         source = {"pretrained_model_name_or_path": path} if weights is None else {"state_dict": weights.tensors}
         reader = auto_class if weights is None else model_class(auto_class, config)
         model, found = reader.from_pretrained(
             **{"pretrained_model_name_or_path": None, **source},
-            config=config if weights is None else plain(config),
+            config=config if weights is None else plain(config_of(reader, config)),
             dtype=dtype,
             attn_implementation="eager",  # the only one that implements every feature: sdpa drops a softcap
             local_files_only=True,
