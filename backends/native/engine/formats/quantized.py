@@ -66,7 +66,7 @@ def read_quantized(
             it is read.
     """
     form = FORMATS[method_of(quantization)]
-    files = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]
+    files: list[Any] = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]
     places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dictionary
     readers: dict[str, Callable[[], Tensor]] = {}
     layers = _layers(places, form)

@@ -60,7 +60,7 @@ def stream_plain(folder: Path, config: Any, device: torch.device) -> dict[str, S
         return None
     found = {}
     for name in names:
-        file = safe_open(folder / name, framework="pt")
+        file: Any = safe_open(folder / name, framework="pt")
         for tensor in file.keys():  # noqa: SIM118 - not a dictionary
             found[tensor] = Streamed(_reader(file, tensor), device)
     return found

@@ -47,7 +47,7 @@ def pretend_triton(patch: pytest.MonkeyPatch, device: PretendedDevice) -> None:
     patch.setattr(accelerated_sampling, "_routine", lambda: partial(_add_noise, device))
     patch.setattr(accelerated_sampling, "is_right", lambda _: True)
     patch.setattr(accelerated_layers, "_routine", lambda name: partial(_launched, device, name))
-    patch.setattr(accelerated_layers, "right_ones", lambda *_: frozenset(accelerated_layers.NAMES))
+    patch.setattr(accelerated_layers, "right_ones", lambda _device, _dtype, names: frozenset(names))
 
 
 def _add_noise(device: PretendedDevice, scores: Tensor, keys: Tensor) -> None:
@@ -69,6 +69,8 @@ def _launched(device: PretendedDevice, name: str, *given: Any) -> Any:
     numbers = [each for each in given if isinstance(each, Tensor)]
     plain = given[len(numbers) :]  # an epsilon
     width = given[0].shape[-1] // (2 if name.endswith("_and_mul") else 1)
+    if name == "multiply_int8":
+        width = len(given[1])
     made = [given[0].new_empty(*given[0].shape[:-1], width) for _ in range(2 if name == "add_rms_norm" else 1)]
 
     def compute(*raw: Any) -> None:

@@ -13,6 +13,9 @@ from msgspec import structs
 
 from backends.native.engine import devices
 from backends.native.engine.attention import accelerated
+from backends.native.engine.layers.int8_linear import Int8Linear
+from backends.native.engine.layers.quantized_linear import plain_linears
+from backends.native.engine.loading import weights
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner import graphs
 from backends.native.engine.runner.graphs import DecodeGraphs, DecodeInputs
@@ -154,6 +157,32 @@ def test_steps_with_lora_run_without_graphs(family: str, tmp_path: Path, monkeyp
         assert not any(adapted)
         assert not checked.whys
         assert bool(checked.replays) == (family not in (*WITHOUT_KERNEL, *RECURRENT))
+
+
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=wide)])
+def test_weights_in_8_bits(lora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens are those of a model with the rounded weights; in float32, so that nothing else is rounded."""
+    folder, rounded = save("llama", tmp_path / "llama"), build("llama")
+    for parent, name, child in plain_linears(rounded):
+        getattr(parent, name).weight.data = Int8Linear.of(child, torch.device("cpu")).weight
+    rounded.save_pretrained(tmp_path / "rounded")
+    options: dict[str, Any] = {"execution_path": "auto" if WIDE else "packed"}
+    requests = asked()
+    if lora:
+        options["lora_adapters"] = {"first": str(save_lora(tmp_path / "first", build("llama"), TARGETS["llama"], 0))}
+        requests[0] = structs.replace(requests[0], lora_adapter="first")
+    expected = drive(load(tmp_path / "rounded", "cpu", **options)[0], requests)
+    monkeypatch.setattr(weights, "pick_dtype", lambda *_: torch.float32)
+    with graphs_on(monkeypatch) as device:
+        pretend_triton(monkeypatch, device)
+        checked = CheckedCapture(device)
+        monkeypatch.setattr(graphs, "capture_on_cuda", checked)
+        engine, ready = load(folder, "cuda", dtype="int8", **options)
+        assert ready.dtype == "int8"
+        assert "multiply_int8" in {name for name, _ in device.trace.kernels}
+        assert_same(drive(engine, requests), expected)
+    assert checked.replays
+    assert not checked.whys
 
 
 def _wait(engine: Engine, _patch: pytest.MonkeyPatch) -> None:
