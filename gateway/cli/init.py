@@ -24,7 +24,7 @@ _NATIVE = """
 [backends.local]
 kind = "native"
 model = "smollm2"            # a folder, a GGUF file, smollm2, minilm, or owner/name of the hub
-# dtype = "auto"             # float32, bfloat16, float16; int8 or int4 on CPUs
+# dtype = "auto"             # float32, bfloat16, float16; int8, or int4 on CPUs
 # context_length = 8192      # shortens the model's own
 """
 _REMOTE = """

@@ -273,7 +273,8 @@ def _inject_lora_adapters(model: Any, folders: dict[str, str], execution_path: s
 
 
 def _quantize(loaded: LoadedModel, dtype: str) -> None:
-    if dtype in BITS and not quantize_linears(loaded.model, BITS[dtype]):
+    # For an accelerator it was done when the weights were loaded.
+    if dtype in BITS and loaded.model.device.type == "cpu" and not quantize_linears(loaded.model, BITS[dtype]):
         raise LoadError(f"This model has no linear layers that could run in {dtype}.")
 
 

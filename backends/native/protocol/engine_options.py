@@ -18,7 +18,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     Attributes:
         model: folder of a checkpoint as `save_pretrained` writes it.
         dtype: `auto` (see `weights.pick_dtype`), `float32`, `bfloat16` (or `bf16`), `float16`; `int8` or `int4` for
-            quantized weights (see `quantized_linear`).
+            quantized weights (see `quantized_linear`, `int8_linear`).
         device: `auto`, `cpu`, or an accelerator as torch names it: `cuda` (also ROCm), `xpu`, `mps`, `cuda:1`.
         threads: CPU threads of torch; 0: all physical cores but one, which is left to the workers.
         context_length: tokens; shortens the model's own context.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.native.engine.attention.interface import attend, step_metadata
+from backends.native.engine.attention.interface import NAME, attend, step_metadata
 
 Forward = Callable[..., Any]
 
@@ -29,6 +29,11 @@ def adapt_attention(model: Any) -> None:
         if hasattr(module, _MARK):
             continue
         kind = type(module).__name__
+        if hasattr(module, "warn_if_padding_and_no_attention_mask"):
+            # It looks for padding among the tokens, for which an accelerator would be waited for in each step.
+            _replace(module, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None)
+        if module is model and any(type(each).__name__ in _SCORES for each in model.modules()):
+            _replace(model, "forward", _without_masks)
         if kind in _SCORES:
             _replace(module, "_attn", partial(_attend_heads, _SCORES[kind]))
             if not hasattr(module, "layer_idx"):
@@ -51,6 +56,16 @@ def _replace(module: Any, name: str, adapted: Forward) -> None:
 
     setattr(module, name, method)
     setattr(module, _MARK, True)
+
+
+def _without_masks(module: Any, own: Forward, *args: Any, **kwargs: Any) -> Any:
+    """Have no mask made, as if the attention had an interface: nobody reads it, and an accelerator waits for it."""
+    config = module.config
+    before, config._attn_implementation = config._attn_implementation, NAME  # noqa: SLF001
+    try:
+        return own(*args, **kwargs)
+    finally:
+        config._attn_implementation = before  # noqa: SLF001
 
 
 def _attend_heads(
@@ -115,11 +130,7 @@ def _falcon(
     position_embeddings: tuple[Tensor, Tensor] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    # `_split_heads` repeats keys and values for each query head where these share them: what it repeats is dropped.
-    query, key, value = (each.transpose(1, 2) for each in module._split_heads(module.query_key_value(hidden_states)))  # noqa: SLF001
-    if module.new_decoder_architecture:
-        sharing = module.num_heads // module.num_kv_heads
-        key, value = key[:, ::sharing], value[:, ::sharing]
+    query, key, value = (each.transpose(1, 2) for each in _falcon_heads(module, module.query_key_value(hidden_states)))
     slopes = None
     if alibi is not None:
         slopes = alibi_slopes(module.num_heads, query.device) * module.inv_norm_factor
@@ -127,6 +138,16 @@ def _falcon(
         query, key = (_rotated(each, *position_embeddings) for each in (query, key))
     attended, _weights = attend(module, query, key, value, None, scaling=module.inv_norm_factor, alibi=slopes)
     return module.dense(attended.flatten(2)), None
+
+
+def _falcon_heads(module: Any, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """[1, tokens, heads, width] each. Not by the module's own method, which indexes by lists: a device gets copies."""
+    if not module.new_decoder_architecture and not module.multi_query:
+        query, key, value = joined.view(*joined.shape[:-1], module.num_heads, 3, -1).unbind(-2)
+        return query, key, value
+    sharing = module.num_heads // module.num_kv_heads
+    shared = joined.view(*joined.shape[:-1], module.num_kv_heads, sharing + 2, -1)
+    return shared[..., :-2, :].flatten(2, 3), shared[..., -2, :], shared[..., -1, :]
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def _attention(device: torch.device) -> Iterator[Routine]:
 def _layers(device: torch.device) -> Iterator[Routine]:
     """What stands between a layer's products; on a CPU these are checked in each model that is loaded."""
     for dtype, allowed in TOLERANCES.items() if device.type != "cpu" else ():
-        for name in accelerated_layers.NAMES:
+        for name in (*accelerated_layers.NAMES, *accelerated_layers.PRODUCTS):
             kind = str(dtype).removeprefix("torch.")
             routine = accelerated_layers.find(name, device, dtype)
             if routine is None:

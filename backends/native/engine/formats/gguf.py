@@ -34,11 +34,12 @@ class Weights(NamedTuple):
     """A model's weights by their names in transformers.
 
     Attributes:
-        tensors: all of them; of one that is in `blocks` a placeholder that has its shape and takes no memory.
+        tensors: all of them, or for an accelerator what reads each (`formats.streaming`); of one that is in `blocks` a
+            placeholder that has its shape and takes no memory.
         blocks: those that stay in the file's blocks.
     """
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Any]
     blocks: dict[str, Blocks]
 
 

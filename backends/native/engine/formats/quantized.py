@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.quantization import method_of
 from backends.native.engine.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from backends.native.engine.formats.streaming import Streamed
 
 
 class Format(NamedTuple):
@@ -49,31 +50,47 @@ FORMATS = {
 _UNUSED = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point")
 
 
-def read_quantized(folder: Path, quantization: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Read a checkpoint's tensors, quantized weights as what they stand for.
+def read_quantized(
+    folder: Path, quantization: Mapping[str, Any], dtype: torch.dtype, device: torch.device
+) -> dict[str, Any]:
+    """Read a checkpoint's tensors, quantized weights as what they stand for; for an accelerator each is `Streamed`.
 
     Args:
         folder: the checkpoint.
         quantization: its `quantization_config`, of a method in `FORMATS`.
         dtype: of the result.
+        device: where the tensors go.
 
     Raises:
-        CheckpointError: a tensor is missing or in a form that the format does not have.
+        CheckpointError: a tensor is missing or in a form that the format does not have; of one that is `Streamed` when
+            it is read.
     """
     form = FORMATS[method_of(quantization)]
-    with ExitStack() as opened:
-        files = [opened.enter_context(safe_open(file, framework="pt")) for file in sorted(folder.glob("*.safetensors"))]
-        places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dictionary
-        layers = _layers(places, form)
-        tensors = {}
-        for layer, names in layers.items():
-            parts = {part: places[name].get_tensor(name) for part, name in names.items()}
-            tensors[f"{layer}.weight"] = _decode(form, layer, parts, quantization).to(dtype)
-        taken = {name for names in layers.values() for name in names.values()}
-        for name in sorted(places.keys() - taken):
-            if name.rpartition(".")[2] not in _UNUSED:
-                tensors[name] = _plain(name, places[name].get_tensor(name)).to(dtype)
-    return tensors
+    files: list[Any] = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]
+    places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dictionary
+    readers: dict[str, Callable[[], Tensor]] = {}
+    layers = _layers(places, form)
+    for layer, names in layers.items():
+        parts = {part: (places[name], name) for part, name in names.items()}
+        readers[f"{layer}.weight"] = partial(_read_layer, form, layer, parts, quantization, dtype)
+    taken = {name for names in layers.values() for name in names.values()}
+    for name in sorted(places.keys() - taken):
+        if name.rpartition(".")[2] not in _UNUSED:
+            readers[name] = partial(_read_plain, places[name], name, dtype)
+    if device.type == "cpu":
+        return {name: read() for name, read in readers.items()}
+    return {name: Streamed(read, device) for name, read in readers.items()}
+
+
+def _read_layer(
+    form: Format, layer: str, places: Mapping[str, tuple[Any, str]], quantization: Mapping[str, Any], dtype: torch.dtype
+) -> Tensor:
+    parts = {part: file.get_tensor(name) for part, (file, name) in places.items()}
+    return _decode(form, layer, parts, quantization).to(dtype)
+
+
+def _read_plain(file: Any, name: str, dtype: torch.dtype) -> Tensor:
+    return _plain(name, file.get_tensor(name)).to(dtype)
 
 
 def _layers(places: Mapping[str, Any], form: Format) -> dict[str, dict[str, str]]:

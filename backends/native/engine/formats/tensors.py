@@ -16,10 +16,11 @@ from backends.native.checkpoints.layout import gguf_of
 from backends.native.checkpoints.quantization import bits_of, method_of, read_quantization
 from backends.native.engine.formats.gguf import Keep, Weights, read_gguf
 from backends.native.engine.formats.quantized import FORMATS, read_quantized
+from backends.native.engine.formats.streaming import stream_plain
 
 
 def read_weights(
-    folder: Path, config: Any, auto_class: Any, dtype: torch.dtype, keep: Keep | None = None
+    folder: Path, config: Any, auto_class: Any, dtype: torch.dtype, device: torch.device, keep: Keep | None = None
 ) -> Weights | None:
     """The weights of a model; None if transformers can read the folder itself.
 
@@ -28,6 +29,7 @@ def read_weights(
         config: its configuration.
         auto_class: the class of transformers that would load it.
         dtype: of the tensors.
+        device: where they go.
         keep: of which modules weights of a GGUF file stay in its blocks if they can; None: of none.
 
     Raises:
@@ -38,7 +40,10 @@ def read_weights(
             skeleton = model_class(auto_class, config)(copy.deepcopy(config))
         return read_gguf(file, skeleton, dtype, keep)
     quantization = _quantization(folder)
-    return None if quantization is None else Weights(read_quantized(folder, quantization, dtype), {})
+    if quantization is not None:
+        return Weights(read_quantized(folder, quantization, dtype, device), {})
+    tensors = None if device.type == "cpu" else stream_plain(folder, config, device)
+    return None if tensors is None else Weights(tensors, {})
 
 
 def plain(config: Any) -> Any:
@@ -72,7 +77,17 @@ def float32_bytes(folder: Path, own: torch.dtype) -> int:
 
 def model_class(auto_class: Any, config: Any) -> Any:
     """The class of transformers that an automatic class stands for."""
-    return auto_class._model_mapping[type(config)]  # noqa: SLF001 - the table that `from_pretrained` reads
+    found = auto_class._model_mapping[type(config)]  # noqa: SLF001 - the table that `from_pretrained` reads
+    if not isinstance(found, list | tuple):
+        return found
+    # Several classes for one configuration, which names its own.
+    return next((kind for kind in found if kind.__name__ in (config.architectures or ())), found[0])
+
+
+def config_of(kind: Any, config: Any) -> Any:
+    """What of a checkpoint's configuration a class takes: all, or its text part."""
+    text = config.sub_configs.get("text_config")
+    return config.get_text_config() if text is not None and kind.config_class is text else config
 
 
 def _quantization(folder: Path) -> dict[str, Any] | None:

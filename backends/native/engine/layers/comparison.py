@@ -11,6 +11,7 @@ from torch import Tensor
 from backends.native.engine.layers import reference
 
 _ROWS, _WIDTH = 3, 96  # no power of two: masks count
+_MANY_ROWS, _OUTPUTS = 20, 40
 _HEADS, _KEY_HEADS, _HEAD_WIDTH, _ROTATED = 3, 1, 20, 16
 _EPSILON = 1e-5
 
@@ -56,6 +57,10 @@ def _cases(name: str) -> Iterator[list[Any]]:
             pools = [torch.zeros(6, _KEY_HEADS, _HEAD_WIDTH) for _ in range(2)]
             joined = drawn(_ROWS, _HEADS + 2 * _KEY_HEADS, _HEAD_WIDTH)
             yield [joined, angles.cos(), angles.sin(), norms, slots, *pools, _HEADS, _EPSILON]
+    elif name == "multiply_int8":
+        levels = torch.randint(-127, 128, (_OUTPUTS, _WIDTH), generator=draw, dtype=torch.int8)
+        for rows, bias in ((_ROWS, None), (_MANY_ROWS, drawn(_OUTPUTS))):
+            yield [drawn(rows, _WIDTH), levels, torch.rand(_OUTPUTS, generator=draw) + 0.1, bias]
     else:
         yield [drawn(_ROWS, 2 * _WIDTH) * 3]
 

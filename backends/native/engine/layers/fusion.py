@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.native.engine.layers.block_linear import BlockLinear, join_blocks
+from backends.native.engine.layers.int8_linear import Int8Linear, join_int8
 
 # How far a number may be from the model's own, in roundings of the largest in its row: sums are taken in another order.
 _ROUNDINGS = 4
@@ -49,23 +50,26 @@ def alike(expected: Tensor, found: Tensor) -> bool:
 def is_linear(module: object) -> bool:
     """Whether `module` is a linear layer and nothing else, with its weight in whatever form."""
     # `type is`, not `isinstance`: a subclass may compute something else, which a fused module would drop.
-    return type(module) in (nn.Linear, BlockLinear)
+    return type(module) in (nn.Linear, BlockLinear, Int8Linear)
 
 
 def place_of(linear: Any) -> tuple[torch.device, torch.dtype]:
     """The device and the dtype of a linear layer's rows."""
     if isinstance(linear, BlockLinear):
         return torch.device("cpu"), linear.dtype
+    if isinstance(linear, Int8Linear):
+        return linear.levels.device, linear.dtype
     return linear.weight.device, linear.weight.dtype
 
 
-def join(*linears: Any) -> nn.Linear | BlockLinear | None:
+def join(*linears: Any) -> nn.Linear | BlockLinear | Int8Linear | None:
     """One linear layer with the outputs of several, one after the other.
 
     None if they differ in dtype, inputs, the form of their weights, or whether they have a bias.
     """
-    if any(type(linear) is BlockLinear for linear in linears):
-        return join_blocks(*linears) if all(type(linear) is BlockLinear for linear in linears) else None
+    for kind, joined_of in ((BlockLinear, join_blocks), (Int8Linear, join_int8)):
+        if any(type(linear) is kind for linear in linears):
+            return joined_of(*linears) if all(type(linear) is kind for linear in linears) else None
     first = linears[0]
     biases = [linear.bias for linear in linears if linear.bias is not None]
     kinds = {(linear.in_features, linear.weight.dtype) for linear in linears}

@@ -1,5 +1,7 @@
 """Linear layers on CPUs whose weights are rounded to 8 or 4 bits, for decode steps of a few rows.
 
+Those of accelerators are in `int8_linear`.
+
 Only weights are quantized, not activations. A step of few rows is bound by how fast weights can be read, and reads a
 half or a quarter of the bytes. A step of more rows is bound by arithmetic; for it the same rounded weights are also
 kept in the model's dtype. So quantization saves time here, not memory. The output head stays in the model's dtype: its
@@ -64,16 +66,21 @@ def quantize_linears(model: Any, bits: int) -> int:
     Returns:
         How many layers were quantized.
     """
-    head = model.get_output_embeddings()
-    found = [
-        (parent, name, child)
-        for parent in text_part(model).modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear and child is not head and _fits(child, bits)
-    ]
+    found = [each for each in plain_linears(model) if _fits(each[2], bits)]
     for parent, name, child in found:
         setattr(parent, name, QuantizedLinear(child, bits))
     return len(found)
+
+
+def plain_linears(model: Any) -> list[tuple[nn.Module, str, nn.Linear]]:
+    """The plain linear layers of a language model but its head, each with its parent and its name there."""
+    head = model.get_output_embeddings()
+    return [
+        (parent, name, child)
+        for parent in text_part(model).modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear and child is not head
+    ]
 
 
 def _fits(linear: nn.Linear, bits: int) -> bool:
@@ -82,12 +89,17 @@ def _fits(linear: nn.Linear, bits: int) -> bool:
 
 def _to_int8(weight: Tensor) -> tuple[Product, Tensor]:
     """Symmetric, with a scale for each output. Scales are rounded to the kernel's dtype before weights are divided."""
-    # 127, not 128: symmetric, so that the greatest weight and its negative both fit. The clamp is for an output of
-    # zeros.
-    scales = (weight.float().abs().amax(1) / 127).clamp_(min=1e-12).to(weight.dtype)
-    levels = (weight / scales.float().unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8)
+    levels, scales = int8_levels(weight, weight.dtype)
     multiply = torch.ops.aten._weight_int8pack_mm  # noqa: SLF001
     return partial(multiply, mat2=levels, scales=scales), levels * scales.float().unsqueeze(1)
+
+
+def int8_levels(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """[outputs, inputs] int8, and the factor of each output in `dtype`."""
+    # 127, not 128: symmetric, so that the greatest weight and its negative both fit. The clamp is for an output of
+    # zeros.
+    scales = (weight.float().abs().amax(1) / 127).clamp_(min=1e-12).to(dtype)
+    return (weight / scales.float().unsqueeze(1)).round_().clamp_(-127, 127).to(torch.int8), scales
 
 
 def _to_int4(weight: Tensor) -> tuple[Product, Tensor]:

@@ -56,3 +56,9 @@ def gelu_and_mul(joined: Tensor) -> Tensor:
     """As `silu_and_mul`, with GELU by its tanh approximation."""
     gate, up = joined.chunk(2, dim=-1)
     return functional.gelu(gate, approximate="tanh") * up
+
+
+def multiply_int8(rows: Tensor, levels: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """See `kernels.triton_linear.multiply_int8`."""
+    weight = levels.float() * scales.float().unsqueeze(1)
+    return functional.linear(rows.float(), weight, None if bias is None else bias.float()).to(rows.dtype)

@@ -31,9 +31,10 @@ from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.layout import gguf_of
 from backends.native.engine.devices import OUT_OF_MEMORY, default_device, has_bfloat16, is_present
 from backends.native.engine.errors import LoadError
-from backends.native.engine.formats.tensors import float32_bytes, model_class, plain, read_weights
+from backends.native.engine.formats.tensors import config_of, float32_bytes, model_class, plain, read_weights
 from backends.native.engine.kernels.block_product import can_multiply
 from backends.native.engine.layers.block_linear import can_keep, keep_blocks
+from backends.native.engine.layers.int8_linear import quantize_on_device
 from backends.native.engine.layers.quantized_linear import BITS
 from backends.native.engine.loading.module import read_module
 from backends.native.multimodal.interfaces import SupportsMultiModal
@@ -94,14 +95,19 @@ def load(folder: str, dtype: str = "auto", device: str = "auto", *, keep: bool =
     target = pick_device(device)
     own = MULTIMODAL_REGISTRY.find((config.architectures or [""])[0])
     picked = pick_dtype(dtype, path, config, target)
+    # Layers are quantized as they are sent to an accelerator, which need not hold them in the model's dtype.
+    quantizes = dtype in BITS and target.type != "cpu"
     multimodal = None
     if own is not None and own.is_module:
         multimodal = read_module(path, config, own.model, picked, target)
         model = multimodal.get_language_model()
         text = model.config
     else:
-        model = _read_model(path, config, auto_class_of(path, config), picked, target, keep=keep, ranks=ranks)
+        place = torch.device("cpu") if quantizes else target
+        model = _read_model(path, config, auto_class_of(path, config), picked, place, keep=keep, ranks=ranks)
         text = config.get_text_config(decoder=True)
+    if quantizes:
+        _quantize(model, target, dtype)
     head = model.get_output_embeddings()
     vocabulary = text.vocab_size if head is None else getattr(head, "out_features", None) or head.weight.shape[0]
     return LoadedModel(
@@ -113,6 +119,15 @@ def load(folder: str, dtype: str = "auto", device: str = "auto", *, keep: bool =
         whole_config=config,
         multimodal=multimodal,
     )
+
+
+def _quantize(model: Any, device: torch.device, dtype: str) -> None:
+    try:
+        if not quantize_on_device(model, device):
+            raise LoadError(f"This model has no linear layers that could run in {dtype}.")
+        model.to(device)
+    except OUT_OF_MEMORY as error:
+        raise LoadError(f"The model in {dtype} does not fit into the memory of {device}.") from error
 
 
 def is_encoder(folder: str) -> bool:
@@ -182,14 +197,16 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
     The shape of a batch decides the order in which a matrix product is summed. In bfloat16 that changes logits enough
     to change the chosen token, so that an answer would depend on the other requests in its batch; in float32 it hardly
     ever does. Small models can afford float32, and CPUs without bfloat16 units are no slower in it. With quantized
-    weights everything else is bfloat16 on CPUs that have such units.
+    weights everything else is bfloat16 on CPUs that have such units, and on accelerators, or float16 on those without.
 
     Raises:
         LoadError: the dtype is unknown or for another device, or the weights cannot be read.
     """
     if dtype in BITS:
         if device.type != "cpu":
-            raise LoadError(f"The dtype {dtype} is for CPUs, not for {device}.")
+            if dtype != "int8":
+                raise LoadError(f"The dtype {dtype} is for CPUs, not for {device}; int8 is for both.")
+            return torch.bfloat16 if has_bfloat16(device) else torch.float16
         return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32  # noqa: SLF001
     if dtype != "auto":
         if dtype not in _DTYPES:
@@ -237,13 +254,16 @@ def _read_model(
 ) -> Any:
     keep = keep and device.type == "cpu" and can_multiply(dtype)
     try:
-        weights = read_weights(path, config, auto_class, dtype, can_keep if keep else None)
+        # With several ranks transformers reads each one's share itself.
+        weights = (
+            read_weights(path, config, auto_class, dtype, device, can_keep if keep else None) if ranks == 1 else None
+        )
         # transformers reads the tensors itself, or is given them, and then no folder.
         source = {"pretrained_model_name_or_path": path} if weights is None else {"state_dict": weights.tensors}
         reader = auto_class if weights is None else model_class(auto_class, config)
         model, found = reader.from_pretrained(
             **{"pretrained_model_name_or_path": None, **source},
-            config=config if weights is None else plain(config),
+            config=config if weights is None else plain(config_of(reader, config)),
             dtype=dtype,
             attn_implementation="eager",  # the only one that implements every feature: sdpa drops a softcap
             local_files_only=True,

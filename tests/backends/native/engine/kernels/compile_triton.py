@@ -15,15 +15,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from backends.native.engine.kernels import triton_attention, triton_layers, triton_sampling
+from backends.native.engine.kernels import triton_attention, triton_layers, triton_linear, triton_sampling
 
 _TYPES = {
     "*i64": ("tables", "starts", "contexts", "slots"),
-    "*fp32": ("parts", "sums", "key_scales", "value_scales"),
+    "*fp32": ("parts", "sums", "key_scales", "value_scales", "scales"),
+    "*i8": ("levels",),
     "fp32": ("epsilon", "scale", "softcap"),
     "i32": (
         "width",
         "count",
+        "inputs",
+        "outputs",
         "table_width",
         "row_stride",
         *(f"{of}_{kind}" for of in ("query", "key", "value") for kind in ("stride", "head_stride")),
@@ -53,6 +56,9 @@ def kernels() -> Iterator[tuple[Any, dict[str, str], dict[str, Any], dict[str, A
             pages = {"keys": "*i8", "values": "*i8"}
             yield triton_attention._attend, pages, constants | {"IN_8_BITS": True}, options
     yield triton_attention._combine, {}, {"VALUE_WIDTH": 128, "VALUE_WIDTH_PADDED": 128, "SPLITS": 8}, {}
+    for count in (1, 32, 256):
+        constants = triton_linear.tiles(count, 4096) | {"HAS_BIAS": True}
+        yield triton_linear._multiply, {}, constants, triton_linear.OPTIONS
     yield triton_sampling._add_noise, {"scores": "*fp32", "keys": "*i32"}, {"STRETCH": 1024}, {}
     parameters = {"scores": "*fp32", "counts": "*i64", "masses": "*fp32"}
     yield triton_sampling._mask_row, parameters, {"TILE": 8192}, {"num_warps": 16}

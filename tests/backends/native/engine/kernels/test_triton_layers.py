@@ -29,7 +29,7 @@ EXACT = {torch.float32: 2e-6, torch.float16: 2e-3}
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", EXACT)
-@pytest.mark.parametrize("name", accelerated.NAMES)
+@pytest.mark.parametrize("name", [*accelerated.NAMES, *accelerated.PRODUCTS])
 def test_it_equals_torchs(name: str, dtype: torch.dtype) -> None:
     assert error_of(name, accelerated._routine(name), CPU, dtype) <= EXACT[dtype]
 

@@ -159,7 +159,7 @@ def answers(made: Engine, asked: list[Submit]) -> dict[int, list[int]]:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"dtype": "int8", "device": "meta"}, "The dtype int8 is for CPUs, not for meta"),
+        ({"dtype": "int4", "device": "meta"}, "The dtype int4 is for CPUs, not for meta"),
         ({"dtype": "int4"}, "This model has no linear layers that could run in int4"),
     ],
 )

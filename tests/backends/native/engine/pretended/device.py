@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.backends.native.engine.pretended.copies import Copies, Event, Refused
 from tests.backends.native.engine.pretended.environment import load_guard, torch_that_has
+from tests.backends.native.engine.pretended.recording import Recording, own_memory
 from tests.backends.native.engine.pretended.trace import Trace, line_of_ours
 
 aten = torch.ops.aten
@@ -132,7 +133,8 @@ class PretendedDevice(TorchDispatchMode):
         self._exits = ExitStack()
         self._pinned: dict[int, Tensor] = {}
         self._copies = Copies()
-        self._recorded: list[Callable[[], None]] | None = None
+        self._recording: Recording | None = None
+        self._graph_memory: list[Tensor] = []
 
     def __enter__(self) -> Self:
         load_guard()
@@ -170,10 +172,10 @@ class PretendedDevice(TorchDispatchMode):
         """
         if any(isinstance(each, Tensor) and not isinstance(each, DeviceTensor) for each in arguments):
             raise Refused(f"the kernel {name} was given a tensor on the host")
-        self._started(name, [each for each in arguments if isinstance(each, Tensor)])
-        raw = [each.raw if isinstance(each, DeviceTensor) else each for each in arguments]
-        if self._recorded is not None:
-            self._recorded.append(lambda: function(*raw))
+        self._started(name, arguments)
+        raw = [_unwrapped(each) for each in arguments]
+        if self._recording is not None:
+            self._recording.add(lambda: function(*raw))
         with _disable_current_modes():
             function(*raw)
 
@@ -184,19 +186,18 @@ class PretendedDevice(TorchDispatchMode):
             Refused: the step waits or copies.
         """
         waits, copies = self.trace.waits.total(), self.trace.copies.total()
-        recorded = self._recorded = []
+        recording = self._recording = Recording(self._graph_memory)
         try:
             found = step()
         finally:
-            self._recorded = None
+            self._recording = None
         if (waits, copies) != (self.trace.waits.total(), self.trace.copies.total()):
-            raise Refused("a step that waits or copies was captured")
+            raise Refused(f"a step that waits or copies was captured: {self.trace.report()}")
 
         def replay() -> None:
             self.trace.kernels["replay", line_of_ours()] += 1
             with _disable_current_modes():
-                for operation in recorded:
-                    operation()
+                recording.replay()
 
         return replay, found
 
@@ -222,15 +223,17 @@ class PretendedDevice(TorchDispatchMode):
         if func is aten._local_scalar_dense.default:
             on_device = False
         if on_device and not _is_view(func):
-            self._started(str(func), tensors, kernels=int(func not in _ALLOCATIONS))
+            self._started(str(func), (args, kwargs), kernels=int(func not in _ALLOCATIONS))
         found = self._on_cpu(func, args, kwargs)
         if kwargs.get("pin_memory"):
             self._pinned[found.untyped_storage().data_ptr()] = found
         return self._wrapped(found, tensors) if on_device else found
 
-    def _started(self, name: str, tensors: list[Tensor], kernels: int = 1) -> None:
-        self.trace.kernels[name, line_of_ours()] += kernels
-        self.trace.operations.append((name, tuple(tuple(each.shape) for each in tensors)))
+    def _started(self, name: str, given: Any, kernels: int = 1) -> None:
+        leaves = tree_leaves(given)
+        with _disable_current_modes():
+            tensors = [_unwrapped(each) for each in leaves if isinstance(each, Tensor)]
+            self.trace.started(name, tensors, [each for each in leaves if not isinstance(each, Tensor)], kernels)
 
     def _pin(self, func: Any, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage().data_ptr() if not isinstance(tensor, DeviceTensor) else 0
@@ -288,7 +291,7 @@ class PretendedDevice(TorchDispatchMode):
             if not late:
                 self.wait("a copy to the host")
         elif to_mine:
-            self._started(str(func), [source])
+            self._started(str(func), (args, kwargs))
         made = self._on_cpu(func, args, kwargs)
         if not into and made is (source.raw if mine else source):
             with _disable_current_modes():
@@ -306,24 +309,23 @@ class PretendedDevice(TorchDispatchMode):
 
     def _on_cpu(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         def unwrapped(each: Any) -> Any:
-            if isinstance(each, DeviceTensor):
-                return each.raw
             if isinstance(each, torch.device) and each.type == self.device.type:
                 return torch.device("cpu")
-            return each
+            return _unwrapped(each)
 
         given, named = tree_map(unwrapped, args), tree_map(unwrapped, kwargs)
         if named.get("device") is not None and torch.device(named["device"]).type == self.device.type:
             named["device"] = torch.device("cpu")
         if named.get("pin_memory"):
             named["pin_memory"] = False
+        if func is aten.histc.default:
+            func = _histogram
         with _disable_current_modes():
-            # Transformers counts the tokens of experts so off the CPU, which has this for floats only.
-            if func is aten.histc.default:
-                return func(given[0].float(), *given[1:], **named).to(given[0].dtype)
             made = func(*given, **named)
-        if self._recorded is not None:
-            self._recorded.append(lambda: _again(func, given, named, made))
+            fresh = own_memory(made, [each for each in tree_leaves((given, named)) if isinstance(each, Tensor)])
+            self.trace.made(fresh)
+        if self._recording is not None:
+            self._recording.add_operation(func, given, named, made, fresh)
         return made
 
     def _wrapped(self, found: Any, tensors: list[Tensor]) -> Any:
@@ -349,19 +351,19 @@ class _Decomposing(TorchDispatchMode):
         return self._of.run(func, args, kwargs or {})
 
 
-def _again(func: Any, given: Any, named: dict[str, Any], made: Any) -> None:
-    """Run an operation again, and leave its results where they were."""
-    results = zip(tree_leaves(made), tree_leaves(func(*given, **named)), strict=True)
-    for before, now in results:
-        # Views and operations in place have left them there.
-        if isinstance(before, Tensor) and before.data_ptr() != now.data_ptr():
-            before.copy_(now)
-
-
 def address(tensor: Tensor) -> int:
     """Where the numbers of a device's tensor lie."""
     assert isinstance(tensor, DeviceTensor)
     return tensor.raw.data_ptr()
+
+
+def _histogram(numbers: Tensor, *more: Any) -> Tensor:
+    """Transformers counts the tokens of experts so off the CPU, which has this for floats only."""
+    return torch.histc(numbers.float(), *more).to(numbers.dtype)
+
+
+def _unwrapped(each: Any) -> Any:
+    return each.raw if isinstance(each, DeviceTensor) else each
 
 
 def _active() -> PretendedDevice:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from backends.native.engine.factory import load_engine
+from backends.native.engine.loop import Engine
 from backends.native.engine.steps import Steps
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Ready, SamplingParams, Submit
@@ -89,6 +90,15 @@ def load(folder: Path, device: str, **options: Any) -> tuple[Steps, Ready]:
     """An engine over a folder."""
     given = {"step_tokens": 64, "max_sequences": 16, "kv_tokens": 2048, "threads": 1, **options}
     return load_engine(EngineOptions(str(folder), device=device, **given), lambda _: None)
+
+
+def spoil_pages(engine: Steps) -> None:
+    """Fill a packed engine's cache with NaN: what no sequence has written must not count."""
+    assert isinstance(engine, Engine)
+    for layer in engine._runner.cache._layers.values():  # type: ignore[attr-defined]
+        for pool in (layer.keys, layer.values):
+            with torch.inference_mode():
+                pool.fill_(float("nan"))
 
 
 def drive(

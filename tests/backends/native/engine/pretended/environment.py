@@ -60,6 +60,8 @@ def torch_that_has(kind: str, wait: Callable[[str], None], record: Callable[[], 
             for name, answer in functions.items():
                 exits.enter_context(patch(f"{module}.{name}", lambda *_, _answer=answer, **__: _answer))
         exits.enter_context(patch("torch.accelerator.synchronize", lambda *_: wait("synchronize")))
+        # transformers reads weights by several threads, of which only this one has the device.
+        exits.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))
         # Else `torch.tensor(list, device=...)` would go round the mode, and `Module.to` would swap wrappers wrongly.
         torch._C._set_only_lift_cpu_tensors(True)
         torch.__future__.set_overwrite_module_params_on_conversion(True)

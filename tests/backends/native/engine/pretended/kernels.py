@@ -40,7 +40,7 @@ def pretend_triton(patch: pytest.MonkeyPatch, device: PretendedDevice) -> None:
         given = (output, queries, keys, values, tables, starts, contexts)
         more = {"sinks": sinks, "alibi": alibi} | dict(zip(("key_scales", "value_scales"), scales or (), strict=False))
         more = {name: each for name, each in more.items() if each is not None}
-        device.launch("attend", lambda *raw: _attend(*raw, options, tuple(more)), *given, *more.values())
+        device.launch("attend", _attend, *given, *more.values(), options, tuple(more))
         device.launch("combine", lambda _: None, output)
         return output
 
@@ -49,7 +49,7 @@ def pretend_triton(patch: pytest.MonkeyPatch, device: PretendedDevice) -> None:
     patch.setattr(accelerated_sampling, "_routine", lambda name: partial(_sample, device, name))
     patch.setattr(accelerated_sampling, "is_right", lambda _: True)
     patch.setattr(accelerated_layers, "_routine", lambda name: partial(_launched, device, name))
-    patch.setattr(accelerated_layers, "right_ones", lambda *_: frozenset(accelerated_layers.NAMES))
+    patch.setattr(accelerated_layers, "right_ones", lambda _device, _dtype, names: frozenset(names))
 
 
 def _sample(device: PretendedDevice, name: str, scores: Tensor, *given: Tensor) -> None:
@@ -70,21 +70,23 @@ def _launched(device: PretendedDevice, name: str, *given: Any) -> Any:
         norms = () if query_norm is None else (query_norm, key_norm)
 
         def rotate(*raw: Any) -> None:
-            routine(*raw[:3], raw[6:] or (None, None), *raw[3:6], heads, epsilon)
+            routine(*raw[:3], raw[6:-2] or (None, None), *raw[3:6], *raw[-2:])
 
-        device.launch(name, rotate, *first, slots, keys, values, *norms)
+        device.launch(name, rotate, *first, slots, keys, values, *norms, heads, epsilon)
         return None
     numbers = [each for each in given if isinstance(each, Tensor)]
     plain = given[len(numbers) :]  # an epsilon
     width = given[0].shape[-1] // (2 if name.endswith("_and_mul") else 1)
+    if name == "multiply_int8":
+        width = len(given[1])
     made = [given[0].new_empty(*given[0].shape[:-1], width) for _ in range(2 if name == "add_rms_norm" else 1)]
 
     def compute(*raw: Any) -> None:
-        found = routine(*raw[len(made) :], *plain)
+        found = routine(*raw[len(made) :])
         for target, each in zip(raw, found if isinstance(found, tuple) else (found,), strict=False):
             target.copy_(each)
 
-    device.launch(name, compute, *made, *numbers)
+    device.launch(name, compute, *made, *numbers, *plain)
     return tuple(made) if len(made) > 1 else made[0]
 
 

@@ -37,13 +37,16 @@ class Step:
     """A step that a graph could replay: it reads its input where it was, and writes the next one there."""
 
     def __init__(self, device: PretendedDevice) -> None:
+        self.device = device
         self.ids = torch.zeros(4, dtype=torch.int64, device=device.device)
         self.weight = torch.ones(8, 8, device=device.device)
         self.calls = 0
+        self.kept: list[torch.Tensor] = []
         self.more: Callable[[Step], Any] = lambda _: None
 
     def __call__(self) -> None:
         self.calls += 1
+        self.kept.append(self.weight[:4].clone())
         self.ids.copy_((self.weight[self.ids] @ self.weight).argmax(-1))
         self.more(self)
 
@@ -52,12 +55,26 @@ def _move(step: Step) -> None:
     step.ids = step.ids + 1
 
 
+def _read_the_last_steps(step: Step) -> None:
+    """A temporary of the step before, which is elsewhere than that of the step before it."""
+    step.kept[-2:][0].sum()
+
+
+def _launch(step: Step) -> None:
+    """A kernel on the same tensors, with a grid that depends on a length."""
+    step.device.launch("attend", lambda *_: None, step.ids, step.weight, {"grid": step.calls // 2})
+
+
 MUTATIONS: dict[str, tuple[Callable[[Step], Any], str]] = {
     "item": (lambda step: step.ids[0].item(), "waits or copies"),
     "a copy": (lambda step: torch.ones(1).pin_memory().to(step.ids.device, non_blocking=True), "waits or copies"),
     "a length": (lambda step: step.weight[: step.calls % 7].sum(), "differs"),
-    "a branch": (lambda step: step.weight.sum() if step.calls % 2 else None, "another number of operations"),
+    "a branch": (lambda step: step.weight.sum() if step.calls % 2 else None, "differs"),
     "a buffer that moves": (_move, "buffers elsewhere"),
+    "a number of the host": (lambda step: step.ids.add_(step.calls), "differs"),
+    "another part of a tensor": (lambda step: step.weight[step.calls % 7].sum(), "differs"),
+    "a temporary that moves": (_read_the_last_steps, "differs"),
+    "a grid": (_launch, "differs"),
 }
 
 
@@ -71,6 +88,17 @@ def test_it_notices(device: PretendedDevice, mutation: str) -> None:
     step = Step(device)
     step.more, why = MUTATIONS[mutation]
     assert why in (why_not_captured(device, step, 4, lambda: (step.ids,)) or "")
+
+
+def test_what_another_graph_has_left_in_the_shared_memory_is_gone(device: PretendedDevice) -> None:
+    weight = torch.ones(8, device=device.device)
+    first, of_first = device.capture(lambda: weight * 2)
+    second, of_second = device.capture(lambda: weight * 3)
+    first()
+    assert of_first.tolist() == [2.0] * 8
+    second()
+    assert of_second.tolist() == [3.0] * 8
+    assert of_first.isnan().all()
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +136,8 @@ def test_the_models_part_of_a_decode_step_is_one_list_of_operations(
             found = runner(*args, **kwargs)
             assert not device.trace.waits
             assert not device.trace.copies
-            lists.append(list(device.trace.operations))
+            # Without a graph, inputs are elsewhere in each step.
+            lists.append([each.without_memory for each in device.trace.operations])
             return found
 
         engine._runner._model = recorded
