@@ -6,19 +6,32 @@ next, so its rows are taken apart: all sequences in decode are one batch, every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from backends.native.engine.scheduling.sequence import Work
 from backends.native.engine.state.pool import StateKey, StatePool
+
+_T = TypeVar("_T")
+
+
+class _ByIndex(Generic[_T]):
+    """A function as a list that is only read."""
+
+    def __init__(self, get: Callable[[int], _T]) -> None:
+        self._get = get
+
+    def __getitem__(self, index: int) -> _T:
+        return self._get(index)
 
 
 class StateView:
@@ -73,6 +86,11 @@ class StateView:
         """False: states are not rolled back."""
         return False
 
+    @property
+    def layers(self) -> _ByIndex[_LayerStates]:
+        """What layers read in place of `get_conv_state` and `get_recurrent_state` in transformers 5.17."""
+        return _ByIndex(partial(_LayerStates, self))
+
     def get_linear_cache(self, layer_idx: int) -> Tensor | None:
         """MiniMax' name for `get_recurrent_state`."""
         return self.get_recurrent_state(layer_idx)
@@ -103,6 +121,16 @@ class StateView:
             self._pool.make(name, state)[self._slots].copy_(state)
         else:
             self._copies[name] = state
+
+
+class _LayerStates:
+    """A layer of `StateView`, as transformers' cache has them: `layers[layer_idx].conv_states[state_idx]`."""
+
+    record_past = False
+
+    def __init__(self, states: StateView, layer_idx: int) -> None:
+        self.conv_states = _ByIndex(partial(states.get_conv_state, layer_idx))
+        self.recurrent_states = _ByIndex(partial(states.get_recurrent_state, layer_idx))
 
 
 @dataclass(slots=True, eq=False, frozen=True)

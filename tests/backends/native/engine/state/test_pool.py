@@ -117,3 +117,16 @@ def test_a_convolution_sees_the_inputs_before_a_chunk() -> None:
     assert first.tolist() == [[[0, 1, 2]]]
     assert later.update_conv_state(torch.tensor([[[3.0, 4.0]]]), 0).tolist() == [[[0, 1, 2, 3, 4]]]
     assert later.get_conv_state(0).tolist() == [[[2, 3, 4]]]  # type: ignore[union-attr]
+
+
+def test_layers_of_transformers_5_17_read_states_as_attributes_of_the_cache() -> None:
+    pool, owner = StatePool(BLOCK), sequence(0)
+    run(pool, [Work(owner, 0, 5, samples=True)])
+    fresh, later = (StateView(pool, slice(0, 1), fresh=fresh).layers[0] for fresh in (True, False))
+    assert fresh.recurrent_states[0] is None
+    assert later.conv_states[0] is None
+    assert not later.record_past
+    found = later.recurrent_states[0]
+    assert found is not None
+    found += 1  # as its kernels do
+    assert state(pool, owner) == [1, 6]
