@@ -32,7 +32,7 @@ from backends.native.engine.runner.packed import Runner
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.sampling.sampler import NoDistribution, Sample, noise_keys, sample
 from backends.native.engine.scheduling.scheduler import Overloaded, Refused, Scheduler
-from backends.native.engine.scheduling.sequence import Sequence, Work
+from backends.native.engine.scheduling.sequence import Sequence, Work, until_end
 from backends.native.engine.scheduling.speculation import Speculation
 from backends.native.grammar.grammar import GrammarError
 from backends.native.machine import resident_memory
@@ -48,7 +48,6 @@ from backends.native.protocol.messages import (
     ToEngine,
     Watch,
 )
-from schemas.ir import FinishReason
 
 log = structlog.get_logger()
 
@@ -160,10 +159,14 @@ class Engine:
         """Free the KV cache and forget its prefixes. There must be no sequences."""
         self._runner.sleep()
         self._scheduler.pool.clear()
+        if self._speculation is not None and self._speculation.source is not None:
+            self._speculation.source.sleep()
 
     def wake(self) -> None:
         """Make an empty KV cache."""
         self._runner.wake()
+        if self._speculation is not None and self._speculation.source is not None:
+            self._speculation.source.wake()
 
     def pong(self, ping: Ping) -> Pong:
         """Answer a `Ping` with the current queue lengths, blocks and counters."""
@@ -197,7 +200,7 @@ class Engine:
         # Step 1, drafts and masks: a mask is needed behind each draft, and masks decide which sequences are held, which
         # `schedule` reads.
         if self._speculation is not None:
-            self._speculation.plan(self._scheduler.running)
+            self._plan(self._speculation)
         held = self._compute_masks()
         # Step 2, schedule. The works' order is free: each row of the forward knows its own sequence.
         works = self._scheduler.schedule()
@@ -221,6 +224,17 @@ class Engine:
             for connection in self._watchers if stored or removed else ():
                 steps[connection] = replace(steps.get(connection, _NO_OUTPUTS), stored=stored, removed=removed)
         return steps
+
+    def _plan(self, speculation: Speculation) -> None:
+        """Choose drafts. A draft model that fails is given up: without it every text is the same."""
+        try:
+            speculation.plan(self._scheduler.running)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # the engine's top
+            log.error("draft_model.failed", error=repr(error))
+            speculation.source = None
+            speculation.plan(self._scheduler.running)
 
     def _validate(self, connection: int, request: Submit) -> None:
         if (connection, request.seq) in self._sequences:
@@ -375,26 +389,3 @@ class Engine:
         # No token precedes the first, so it has no logprob; OpenAI's legacy completions (`echo`) and vLLM report null
         # for it, too.
         return (Logprobs(None), *sequence.prompt_logprobs)
-
-
-def until_end(request: Submit, tokens: tuple[int, ...], generated: int) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Those of `tokens`, which follow `generated` others, up to the sequence's end, and the reason for it, if any."""
-    if tokens and request.max_new_tokens == 0:  # the request was for the prompt's logprobs or embedding only
-        return (), FinishReason.LENGTH
-    for length, token in enumerate(tokens, 1):
-        reason = finish_reason(request, token, generated + length)
-        if reason is not None:
-            return tokens[:length], reason
-    return tokens, None
-
-
-def finish_reason(request: Submit, token: int, generated: int) -> FinishReason | None:
-    """The reason for which a sequence ends with `token`, its `generated`th new token; None if it goes on."""
-    # The first `min_new_tokens` tokens cannot be end tokens: `logits_processors` bans them while fewer are generated.
-    # This check follows the same count.
-    if generated > request.min_new_tokens:
-        if token in request.eos_token_ids:
-            return FinishReason.EOS
-        if token in request.stop_token_ids:
-            return FinishReason.STOP_TOKEN
-    return FinishReason.LENGTH if generated >= request.max_new_tokens else None
