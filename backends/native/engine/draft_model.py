@@ -98,7 +98,7 @@ class DraftModel:
         with torch.inference_mode():
             while works:
                 works = self._run(works)
-        return {sequence: shadow.draft_tokens for sequence, shadow in found.items()}
+        return {sequence: shadow.draft_tokens[: shadow.most] for sequence, shadow in found.items()}
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept of a sequence that ended."""

@@ -56,21 +56,21 @@ def drafting(model: torch.nn.Module, blocks: int = 400, **given: int) -> DraftMo
     return DraftModel(runner, BlockPool(blocks, 4, caching=False), **sizes)
 
 
-def perturbed(family: str, by: float) -> torch.nn.Module:
+def perturbed(by: float) -> torch.nn.Module:
     """The model with noise in its weights: it draws other tokens now and then."""
-    model = build(family)
+    model = build("llama")
     torch.manual_seed(1)
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * parameter.std(unbiased=False), alpha=by)
     return model
 
 
-@pytest.mark.parametrize(("family", "by"), [("llama", 0.0), ("llama", 0.05), ("gemma2", 0.0)])
-def test_tokens_are_those_without_it(family: str, by: float) -> None:
+@pytest.mark.parametrize("by", [0.0, 0.05])
+def test_tokens_are_those_without_it(by: float) -> None:
     asked = requests(10, 24)
-    expected = ran(family, asked, None)
-    speculation = Eager(source := drafting(perturbed(family, by)))
-    assert_same(ran(family, asked, speculation, apart=1), expected)
+    expected = ran("llama", asked, None)
+    speculation = Eager(source := drafting(perturbed(by)))
+    assert_same(ran("llama", asked, speculation, apart=1), expected)
     assert speculation.drafted > 100
     share = speculation.accepted / speculation.drafted
     # The same model draws the same tokens, sampled or not: its drafts have the same noise.
