@@ -30,7 +30,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
+.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python test-oldest check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -98,6 +98,16 @@ test-python: $(TOOLS)/.installed  ## the fast tests and a newcomer's first steps
 	$(OTHER)/bin/python --version
 	$(TEST_ENV) HYPOTHESIS_PROFILE=fast $(OTHER)/bin/pytest -q -n logical -m "not torch and not slow" --ignore tests/clients
 	$(TEST_ENV) $(OTHER)/bin/pytest -q -n logical -m "not torch" $(FIRST_STEPS)
+
+# Twice: transformers wants newer versions than a gateway alone of what both need.
+test-oldest: $(TOOLS)/.installed  ## the fast tests, and the engine's, with the oldest versions that pyproject.toml allows (a quarter of an hour)
+	$(PYTHON) -m venv --clear $(OTHER)
+	$(PYTHON) -m tools.lowest_versions > $(OTHER)/gateway.txt
+	$(PYTHON) -m tools.lowest_versions engine parallel smolvlm triton > $(OTHER)/engine.txt
+	$(OTHER)/bin/pip $(PIP) --constraint $(OTHER)/gateway.txt --editable '.[check]'
+	$(TEST_ENV) HYPOTHESIS_PROFILE=fast $(OTHER)/bin/pytest -q -n logical -m "not torch and not slow" --ignore tests/clients
+	$(OTHER)/bin/pip $(PIP) --constraint $(OTHER)/engine.txt --editable '.[engine,check,check-engine]'
+	$(TEST_ENV) $(OTHER)/bin/pytest -q -n 2 --dist loadfile -m "torch and not slow" tests/backends/native
 
 test-image: $(VENV)/.checked  ## the steps of the gateway's Dockerfile in a chroot, as root (a minute or two)
 	$(TEST_ENV) INTERLINGUA_IMAGE=1 $(VENV)/bin/pytest -q tests/deploy/test_images.py

@@ -120,6 +120,23 @@ def _lora_modules(values: Any) -> Answer:
     return Answer({"lora_adapters": adapters})
 
 
+def _speculative(value: Any) -> Answer:
+    """`{"model": ..., "method": ..., "num_speculative_tokens": ...}`; how many drafts pay is measured here."""
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        return Answer(note=f"'{value}' is no JSON object", refused=True)
+    model = str(given.get("model") or "")
+    method = given.get("method") or ("ngram" if model in ("", "ngram", "[ngram]") else "draft_model")
+    if method == "draft_model" and model:
+        return Answer({"draft_model": model})
+    if method == "ngram":
+        return Answer({"speculation": True})
+    return Answer(note="drafts come from a smaller model, or from the text itself: pass --speculation")
+
+
 _PIPELINE = _only(
     ("1",),
     "layers of a native model are not spread over devices: --tensor-parallel-size splits each layer instead; or let "
@@ -163,7 +180,7 @@ FLAGS: Mapping[str, Flag] = {
     "enable-reasoning": Flag(_NOTHING, "nothing"),
     "enable-prefix-caching": Flag(_sets("prefix_caching", bool), "nothing"),
     "no-enable-prefix-caching": Flag(lambda _: Answer({"prefix_caching": False}), "nothing"),
-    "speculative-config": Flag(_notes("drafts come from the text itself: pass --speculation")),
+    "speculative-config": Flag(_speculative, help='Drafts, as JSON: {"model": NAME} or {"method": "ngram"}.'),
     "tensor-parallel-size": Flag(
         _sets("tensor_parallel", int), short="-tp", help="Devices that share the model.  [default: 1]"
     ),

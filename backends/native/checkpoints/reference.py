@@ -1,4 +1,4 @@
-"""What the option `model` may name: a folder, a GGUF file, a packaged model, or a model of the hub.
+"""What the options `model` and `draft_model` may name: a folder, a GGUF file, a packaged model, or a model of the hub.
 
 `prepare` turns any of them into a checkpoint folder that workers and engine read, before one of them starts. Nothing
 below knows of anything but folders.
@@ -40,24 +40,28 @@ def prepare(model: str, report: Report, *, fetch: bool = True) -> str:
 
 
 def prepare_options(options: Mapping[str, Any], report: Report, *, fetch: bool) -> dict[str, Any]:
-    """The options of a native backend with the folder of its model in the place of what names it; see `prepare`.
+    """The options of a native backend with the folders of its models in the place of what names them; see `prepare`.
 
     Raises:
-        CheckpointError: the model cannot be had or read.
+        CheckpointError: a model cannot be had or read.
     """
-    model = options.get("model")
-    # The bundled model needs nothing; a wrong type is reported where the options are read.
-    return {**options, "model": prepare(model, report, fetch=fetch)} if isinstance(model, str) else dict(options)
+    return {**options} | {key: prepare(model, report, fetch=fetch) for key, model in _models_of(options)}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """`check` the model of a native backend's options.
+    """`check` the models of a native backend's options.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: one cannot be read.
     """
-    if isinstance(model := options.get("model"), str):
+    for _, model in _models_of(options):
         check(model)
+
+
+def _models_of(options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The options that name models, and the names."""
+    # The bundled model needs nothing; a wrong type is reported where the options are read.
+    return [(key, name) for key in ("model", "draft_model") if isinstance(name := options.get(key), str) and name]
 
 
 def check(model: str) -> None:

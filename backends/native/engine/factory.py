@@ -21,7 +21,8 @@ from msgspec import structs
 
 from backends.native.classification import Head, read_head
 from backends.native.engine.attention.progress import watch_layers
-from backends.native.engine.devices import default_device
+from backends.native.engine.defaults import with_own_device, with_sizes
+from backends.native.engine.draft_model import DraftModel, why_not_alike
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
 from backends.native.engine.kernels import jit
@@ -43,7 +44,13 @@ from backends.native.engine.pooling.answer_scores import AnswerScores
 from backends.native.engine.pooling.hidden_states import HiddenStates
 from backends.native.engine.pooling.pooler import Pooler
 from backends.native.engine.runner.packed import PackedRunner, Runner
-from backends.native.engine.runners import context_of, packed_runner, per_sequence_runner, step_tokens_of
+from backends.native.engine.runners import (
+    context_of,
+    packed_runner,
+    per_sequence_runner,
+    probe_runner,
+    step_tokens_of,
+)
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
@@ -60,8 +67,6 @@ Report = Callable[[Loading], None]
 
 # Below this number of parameters one thread is about as fast as three, for a third of the CPU time (measured).
 _SMALL_PARAMETERS = 8_000_000
-# `max_sequences` and `step_tokens` where none are given: an accelerator reads its weights once for many rows.
-_CPU_SIZES, _ACCELERATOR_SIZES = (64, 512), (256, 2048)
 # Fields of `Ready` that are logged when an engine has started.
 _LOGGED = ("execution_path", "device", "dtype", "context_length", "max_sequences", "lora_adapters")
 
@@ -78,7 +83,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Rea
     """
     # An error in the options is reported before seconds are spent on loading weights.
     _check(options)
-    options = _with_sizes(_with_own_device(options))
+    options = with_sizes(with_own_device(options))
     report(Loading(0.0, "reading weights"))
     try:
         check_sizes(Path(options.model))
@@ -87,6 +92,8 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Rea
     except (RecipeError, ValueError) as error:
         raise LoadError(str(error)) from None
     embeds = head is None and (recipe is not None or is_encoder(options.model))
+    if options.draft_model and (head is not None or embeds or options.tensor_parallel > 1):
+        raise LoadError("draft_model is for models that generate text on one device: leave it out.")
     if options.tensor_parallel > 1:
         if head is not None or embeds:
             raise LoadError("Only models that generate text run on several devices: leave out tensor_parallel.")
@@ -110,6 +117,7 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     gang = LeadingGang(options, pick_device(options.device)) if options.tensor_parallel > 1 else None
     # Loading compiles one library already, the self-check most others.
     compiles = pick_device(options.device).type == "cpu" and jit.is_first_build()
+    drafting = _load_draft_model(options) if options.draft_model else None
     loaded = _load(options)
     report(Loading(0.6, "compiling kernels, once; self-check" if compiles else "self-check"))
     packed = _is_packed(loaded, options)
@@ -117,14 +125,52 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
         _inject_lora_adapters(loaded.model, options.lora_adapters, "packed" if packed else "per_sequence")
     report(Loading(0.8, "reserving the cache"))
     with torch.inference_mode():
-        runner, sizes = packed_runner(loaded, options, gang) if packed else per_sequence_runner(loaded, options)
+        beside = drafting[1].cache.bytes_per_block if drafting else 0
+        runner, sizes = packed_runner(loaded, options, gang, beside) if packed else per_sequence_runner(loaded, options)
+        source = _draft_model(*drafting, loaded, runner, sizes.blocks, options) if drafting else None
         if isinstance(runner, PackedRunner) and runner.cache.spare_blocks:
             report(Loading(0.9, "capturing graphs"))
             runner.capture_graphs(sizes.sequences, context_of(loaded, options))
     if gang is not None:
         gang.loaded()
     options = structs.replace(options, max_sequences=sizes.sequences)
-    return _assemble(loaded, options, runner, sizes.blocks)
+    return _assemble(loaded, options, runner, sizes.blocks, source)
+
+
+def _load_draft_model(options: EngineOptions) -> tuple[LoadedModel, PackedRunner]:
+    """Load the model that writes drafts, and run it once.
+
+    Raises:
+        LoadError: it cannot be loaded, or does not run packed.
+    """
+    if (why := why_not_alike(options.model, options.draft_model)) is not None:
+        raise LoadError(f"draft_model '{options.draft_model}' cannot write drafts for '{options.model}': {why}.")
+    plain = structs.replace(options, model=options.draft_model, lora_adapters={}, lora_folder="", text_only=True)
+    loaded = _load(plain)
+    with torch.inference_mode():
+        probe = probe_runner(loaded, plain) if _is_packed(loaded, plain) else None
+    if probe is None or not probe.speculates:
+        raise LoadError(f"draft_model '{options.draft_model}' must run packed, without recurrent states.")
+    return loaded, probe
+
+
+def _draft_model(
+    small: LoadedModel, probe: PackedRunner, large: LoadedModel, runner: Runner, blocks: int, options: EngineOptions
+) -> DraftModel:
+    """What writes drafts, with as many blocks as the model that verifies them.
+
+    Raises:
+        LoadError: that model verifies none.
+    """
+    if not runner.speculates:
+        raise LoadError(f"This {large.config.model_type} verifies no drafts: leave out draft_model.")
+    return DraftModel(
+        PackedRunner(small.model, probe.cache.resized(blocks)),
+        BlockPool(blocks, options.block_size, caching=False),
+        step_tokens=options.step_tokens,
+        vocab_size=min(small.vocab_size, large.vocab_size),
+        context_length=small.context_length,
+    )
 
 
 def load_rank(options: EngineOptions, rank: int, folder: Path) -> tuple[PackedRunner, Gang]:
@@ -141,7 +187,7 @@ def load_rank(options: EngineOptions, rank: int, folder: Path) -> tuple[PackedRu
     first = pick_device(options.device)
     device = first if first.type == "cpu" else torch.device(first.type, (first.index or 0) + rank)
     gang = Gang(rank, options.tensor_parallel, folder, device)
-    options = _with_sizes(structs.replace(options, device=str(device)))
+    options = with_sizes(structs.replace(options, device=str(device)))
     loaded = _load(options)
     _is_packed(loaded, options)
     with torch.inference_mode():
@@ -284,29 +330,9 @@ def _threads(model: Any, options: EngineOptions) -> int:
     return 1 if small else max(1, (physical_cores() - 1) // (options.replica_count * options.tensor_parallel))
 
 
-def _with_own_device(options: EngineOptions) -> EngineOptions:
-    """The options of one of several engines on this machine: its accelerator, and how many engines share that or the
-    CPU.
-    """
-    kind = default_device().type if options.device == "auto" else options.device
-    # A device with a number was chosen by the operator, and all engines share it.
-    if options.replica_count == 1 or kind == "cpu" or ":" in kind or not torch.accelerator.is_available():
-        return options
-    ranks = options.tensor_parallel
-    places = max(1, torch.accelerator.device_count() // ranks)
-    sharers = -(-options.replica_count // places)
-    return structs.replace(options, device=f"{kind}:{options.replica_number % places * ranks}", replica_count=sharers)
-
-
-def _with_sizes(options: EngineOptions) -> EngineOptions:
-    """The options with sizes of a step in the place of zeros."""
-    sequences, tokens = _CPU_SIZES if pick_device(options.device).type == "cpu" else _ACCELERATOR_SIZES
-    return structs.replace(
-        options, max_sequences=options.max_sequences or sequences, step_tokens=options.step_tokens or tokens
-    )
-
-
-def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int) -> tuple[Engine, Ready]:
+def _assemble(
+    loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int, source: DraftModel | None = None
+) -> tuple[Engine, Ready]:
     # A sequence longer than the whole cache could never be run, so `Ready` must not announce such a context.
     context = min(context_of(loaded, options), blocks * options.block_size)
     scheduler = Scheduler(
@@ -339,7 +365,7 @@ def _assemble(loaded: LoadedModel, options: EngineOptions, runner: Runner, block
         context_length=context,
         constraints=Constraints.load(options.model, loaded.vocab_size, loaded.eos_token_ids),
         hidden=hidden,
-        speculation=Speculation() if options.speculation and runner.speculates else None,
+        speculation=Speculation(source) if source or (options.speculation and runner.speculates) else None,
         loras=_loras(loaded.model, options, runner.execution_path),
         overlaps=can_overlap(runner, loaded.model.device),
     )

@@ -25,10 +25,10 @@ import torch
 from msgspec.structs import replace
 
 from backends.native.engine.errors import GangLost
-from backends.native.engine.failures import failed
 from backends.native.engine.lora.table import LoraTable
+from backends.native.engine.outputs import failed, first_output
 from backends.native.engine.overlap import Launched, launch
-from backends.native.engine.pooling.hidden_states import HiddenStates, embedding_of
+from backends.native.engine.pooling.hidden_states import HiddenStates
 from backends.native.engine.runner.packed import Runner
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.sampling.sampler import NoDistribution, Sample, noise_keys, sample
@@ -40,7 +40,6 @@ from backends.native.machine import resident_memory
 from backends.native.protocol.messages import (
     Cached,
     Cancel,
-    Logprobs,
     Output,
     Ping,
     Pong,
@@ -161,10 +160,14 @@ class Engine:
         """Free the KV cache and forget its prefixes. There must be no sequences."""
         self._runner.sleep()
         self._scheduler.pool.clear()
+        if self._speculation is not None and self._speculation.source is not None:
+            self._speculation.source.sleep()
 
     def wake(self) -> None:
         """Make an empty KV cache."""
         self._runner.wake()
+        if self._speculation is not None and self._speculation.source is not None:
+            self._speculation.source.wake()
 
     def pong(self, ping: Ping) -> Pong:
         """Answer a `Ping` with the current queue lengths, blocks and counters."""
@@ -198,7 +201,7 @@ class Engine:
         # Step 1, drafts and masks: a mask is needed behind each draft, and masks decide which sequences are held, which
         # `schedule` reads.
         if self._speculation is not None:
-            self._speculation.plan(self._scheduler.running)
+            self._plan(self._speculation)
         held = self._compute_masks()
         # Step 2, schedule. The works' order is free: each row of the forward knows its own sequence.
         works = self._scheduler.schedule()
@@ -225,6 +228,17 @@ class Engine:
             for connection in self._watchers if stored or removed else ():
                 steps[connection] = replace(steps.get(connection, _NO_OUTPUTS), stored=stored, removed=removed)
         return steps
+
+    def _plan(self, speculation: Speculation) -> None:
+        """Choose drafts. A draft model that fails is given up: without it every text is the same."""
+        try:
+            speculation.plan(self._scheduler.running)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:  # the engine's top
+            log.error("draft_model.failed", error=repr(error))
+            speculation.source = None
+            speculation.plan(self._scheduler.running)
 
     def _validate(self, connection: int, request: Submit) -> None:
         if (connection, request.seq) in self._sequences:
@@ -362,13 +376,7 @@ class Engine:
 
     def _answer(self, sequence: Sequence, output: Output, *, first: bool) -> None:
         """Emit an output with tokens, and end a finished sequence."""
-        # The first output of a sequence carries the facts about its prompt; later ones are as small as they can be.
-        if first:
-            vector = embedding_of(sequence) if sequence.request.pool else ()
-            prompt, cached = self._scored_prompt(sequence), sequence.cached_tokens or 0
-            times = (sequence.submitted, sequence.admitted)
-            output = replace(output, prompt=prompt, cached_tokens=cached, vector=vector, times=times)
-        self._emit(sequence, output)
+        self._emit(sequence, first_output(sequence, output) if first else output)
         if output.reason is not None:
             self._end(sequence)
 
@@ -390,11 +398,3 @@ class Engine:
         self.loras.drop_unused(self.lora_keys)
         if self._speculation is not None:
             self._speculation.forget(sequence)
-
-    @staticmethod
-    def _scored_prompt(sequence: Sequence) -> tuple[Logprobs, ...]:
-        if sequence.request.prompt_logprobs < 0:
-            return ()
-        # No token precedes the first, so it has no logprob; OpenAI's legacy completions (`echo`) and vLLM report null
-        # for it, too.
-        return (Logprobs(None), *sequence.prompt_logprobs)

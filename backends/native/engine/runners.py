@@ -55,19 +55,8 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
     return -(-tokens // options.block_size)
 
 
-def packed_runner(
-    loaded: LoadedModel, options: EngineOptions, gang: Gang | None = None
-) -> tuple[PackedRunner, CacheSizes]:
-    """A runner over the KV cache, and what the cache holds. A probe run finds the bytes of a block first.
-
-    Args:
-        loaded: the model, or this rank's share of it.
-        options: the engine's.
-        gang: the other ranks; None: there are none.
-
-    Raises:
-        LoadError: no cache fits into the memory, or images cannot be served.
-    """
+def probe_runner(loaded: LoadedModel, options: EngineOptions, gang: Gang | None = None) -> PackedRunner:
+    """A runner over a KV cache of one block that has run a step, from which the bytes of a block are known."""
     # Padding rows of graphs write to a block behind the scheduler's. Over several ranks a replay would reach only one.
     spare = int(gang is None and are_wanted(loaded.model.device))
     first = KVCache(1, options.block_size, spare, in_8_bits=options.kv_cache_dtype == "int8")
@@ -77,12 +66,30 @@ def packed_runner(
     sequence = Sequence(0, Submit(0, prompt, 1), 0)
     sequence.blocks.append(0)
     probe.run([Work(sequence, 0, len(prompt), samples=True)])
+    return probe
+
+
+def packed_runner(
+    loaded: LoadedModel, options: EngineOptions, gang: Gang | None = None, beside: int = 0
+) -> tuple[PackedRunner, CacheSizes]:
+    """A runner over the KV cache, and what the cache holds.
+
+    Args:
+        loaded: the model, or this rank's share of it.
+        options: the engine's.
+        gang: the other ranks; None: there are none.
+        beside: bytes that another model needs for each block of this one.
+
+    Raises:
+        LoadError: no cache fits into the memory, or images cannot be served.
+    """
+    probe = probe_runner(loaded, options, gang)
     embedder = None if options.text_only or gang is not None else _embedder(loaded, options)
     step_bytes = _step_bytes(loaded, probe, embedder, options)
     wanted = CacheSizes(_wanted_blocks(loaded, options), options.max_sequences)
     on_cpu = loaded.model.device.type == "cpu"  # whose memory all ranks share
     sharers = options.replica_count * (options.tensor_parallel if on_cpu else 1)
-    affordable = wanted.within(_cache_bytes(loaded.model.device, step_bytes, sharers), probe)
+    affordable = wanted.within(_cache_bytes(loaded.model.device, step_bytes, sharers), probe, beside)
     if gang is not None:  # the same blocks on each rank
         affordable = structs.replace(affordable, blocks=gang.least(affordable.blocks))
     # On a CPU an operator's `kv_tokens` may exceed what is affordable, which is a cautious share of the memory. On a

@@ -32,6 +32,8 @@ class ModelOptions(msgspec.Struct, frozen=True):
         kv_cache_dtype: `auto`, the model's, or `int8`: keys and values in 8 bits.
         prefix_caching: reuse cache blocks of equal prefixes.
         speculation: verify draft tokens where that is faster; the tokens stay the same.
+        draft_model: folder of a smaller model of the same vocabulary that writes drafts, too; empty: none. Implies
+            `speculation`.
         text_only: reject images even if the model takes them.
         execution_path: `auto` (the self-check decides), `packed` (paged cache) or `per_sequence`.
         lora_adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by name.
@@ -53,6 +55,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     kv_cache_dtype: str = "auto"
     prefix_caching: bool = True
     speculation: bool = False
+    draft_model: str = ""
     text_only: bool = False
     execution_path: str = "auto"
     lora_adapters: dict[LoraName, str] = {}

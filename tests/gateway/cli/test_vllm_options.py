@@ -30,6 +30,9 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     '--lora-modules {"name":"a","path":"/x"}': ({"lora_adapters": {"a": "/x"}}, ""),
     "--enable-auto-tool-choice --tool-call-parser hermes": ({"tool_format": "hermes"}, ""),
     "--tool-call-parser unheard": ({}, "--tool-call-parser has no effect: the model's chat template tells"),
+    '--speculative-config {"model":"/x","num_speculative_tokens":5}': ({"draft_model": "/x"}, ""),
+    '--speculative-config {"method":"ngram"}': ({"speculation": True}, ""),
+    '--speculative-config {"method":"eagle3","model":"/x"}': ({}, "--speculative-config has no effect: drafts come"),
     "--tensor-parallel-size 2": ({"tensor_parallel": 2}, ""),
     "--pipeline-parallel-size 1": ({}, ""),
     "--data-parallel-size 2": ({"replicas": 2}, ""),
@@ -52,6 +55,7 @@ REFUSED = {
     "--chat-template x": "chat_template.jinja",
     "--max-model-len many": "'many' is no number",
     "--lora-modules a": "write name=folder",
+    "--speculative-config 5": "'5' is no JSON object",
     "--load-format dummy": "safetensors or GGUF",
 }
 

@@ -25,8 +25,11 @@ class CacheSizes(Struct, frozen=True):
     sequences: int
     snapshots: int = 0
 
-    def within(self, memory: int, probe: PackedRunner) -> CacheSizes:
-        """What of these sizes fits into `memory` bytes, for a runner that has run a step; 0 for what does not fit."""
+    def within(self, memory: int, probe: PackedRunner, beside: int = 0) -> CacheSizes:
+        """What of these sizes fits into `memory` bytes, for a runner that has run a step; 0 for what does not fit.
+
+        `beside` are the bytes of a page that another model has for each page of this one.
+        """
         sizes = self
         state = probe.states.bytes_per_sequence if probe.states is not None else 0
         if state:
@@ -35,5 +38,5 @@ class CacheSizes(Struct, frozen=True):
             memory -= (sequences + snapshots) * state
             sizes = structs.replace(sizes, sequences=sequences, snapshots=snapshots)
         # A model without attention has no pages; its blocks only say what prefixes have in common.
-        page = probe.cache.bytes_per_block
+        page = probe.cache.bytes_per_block + beside
         return structs.replace(sizes, blocks=min(self.blocks, memory // page)) if page else sizes

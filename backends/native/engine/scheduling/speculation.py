@@ -4,21 +4,24 @@ Strategy: the noise of sampling is a function of (seed, position, token), so a d
 been drawn. A step runs a sequence's last token and its drafts together, chooses a token after each of them, and keeps
 the choices up to the first that differs from its draft: the text is that of single steps (`sampling.sampler`).
 
-Drafts come from the sequence's own text (`lookup`) or from its grammar, where that leaves no choice
-(`sampling.grammar_drafts`). The latter are always right. One of the former is verified if it pays: each draft adds a
-row to the step, and it pays if the chance that it is right is greater than what the row costs, in tokens:
+Drafts come from the sequence's own text (`lookup`), from a smaller model (`engine.draft_model`), or from its grammar,
+where that leaves no choice (`sampling.grammar_drafts`). The latter are always right. One of the others is verified if
+it pays: each draft adds a row to the step, and one of the smaller model a forward pass of that; it pays if the chance
+that it is right is greater than what it costs, in tokens:
 
-    chance > seconds of a row * tokens of the step / seconds of the step.
+    chance > seconds of a draft * tokens of the step / seconds of the step.
 
 With one sequence a row costs little, since a decode step is bound by reading weights; with many sequences few drafts
-pay. Both sides are measured while serving: `StepCosts` and `AcceptanceRates`. Imports no torch.
+pay. Both sides are measured while serving: `StepCosts` and `Rate`. A sequence is given the drafts that are likelier
+right, those of its own text or those of the smaller model. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from backends.native.engine.scheduling.lookup import LONGEST_MATCH, Lookup
 from backends.native.engine.scheduling.scheduler import MOST_ROWS
@@ -26,6 +29,7 @@ from backends.native.engine.scheduling.sequence import Sequence, Work
 
 _MEMORY = 0.98  # how much an observation counts after the next one
 _FIRST_SHARE = 0.1  # of a row in a step of one row, before anything was measured
+_FIRST_PASS = 0.2  # of a step: a pass of the smaller model, likewise
 _FIRST_CHANCE = 0.7  # of a draft, before any was verified
 _PRIOR = 2.0  # how many observations the general rate of a match's length counts for a sequence
 _PRIOR_VARIANCE = 0.1  # of rows, which an observation at `_FIRST_SHARE` counts for
@@ -56,11 +60,21 @@ class Rate:
 
 @dataclass(slots=True, eq=False)
 class Drafter:
-    """What speculation keeps of a sequence: where its tokens stand, how often its drafts were right, the last match."""
+    """What speculation keeps of a sequence.
+
+    Attributes:
+        lookup: where its tokens stand.
+        rate: how often drafts of its text were right.
+        matched: the length of the last match in its text.
+        source_rate: how often those of the smaller model were.
+        from_source: whether its drafts are the smaller model's.
+    """
 
     lookup: Lookup = field(default_factory=Lookup)
     rate: Rate = field(default_factory=Rate)
     matched: int = 0
+    source_rate: Rate = field(default_factory=Rate)
+    from_source: bool = False
 
 
 class StepCosts:
@@ -78,6 +92,11 @@ class StepCosts:
         self._seconds = self._seconds * _MEMORY + seconds
         self._squares = self._squares * _MEMORY + rows * rows
         self._products = self._products * _MEMORY + rows * seconds
+
+    @property
+    def measured(self) -> bool:
+        """Whether any step was counted."""
+        return bool(self._weight)
 
     @property
     def row(self) -> float:
@@ -98,41 +117,114 @@ class StepCosts:
         return max(1e-9, self._seconds / self._weight + self.row * (rows - self._rows / self._weight))
 
 
+class DraftSource(Protocol):
+    """What writes drafts besides a sequence's own text: `engine.draft_model.DraftModel`."""
+
+    costs: StepCosts
+    """Seconds of a pass, which writes one draft for each sequence."""
+
+    def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        """Up to so many drafts for each sequence."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept of a sequence that ended."""
+        ...
+
+    def sleep(self) -> None:
+        """Free its cache; there must be no sequences."""
+        ...
+
+    def wake(self) -> None:
+        """Make its cache anew."""
+        ...
+
+
+class _Drafts(NamedTuple):
+    """Drafts of a sequence's own text, and the chance of each that it is right if those before it are."""
+
+    tokens: list[int]
+    chance: float
+
+
+@dataclass(slots=True, eq=False)
+class _PlannedStep:
+    """A step as far as it is planned: the tokens that it will give, its seconds, and the rows that are left."""
+
+    tokens: float
+    seconds: float
+    spare: int
+
+    def add(self, most: int, chance: float, cost: float) -> int:
+        """Add as many drafts of a sequence as pay, of at most `most`, each for `cost` seconds; how many they are."""
+        likely, count = 1.0, 0
+        while count < min(most, self.spare):
+            likely *= chance
+            if likely * self.seconds <= cost * self.tokens:
+                break
+            self.tokens, self.seconds, count = self.tokens + likely, self.seconds + cost, count + 1
+        self.spare -= count
+        return count
+
+
 class Speculation:
     """Chooses the drafts of each step.
+
+    Args:
+        source: a smaller model; None: there is none.
 
     Attributes:
         drafts: works that verified drafts since the start.
         drafted: tokens that they verified.
         accepted: of these, the tokens that were right.
+        source: see above. It may be taken away.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: DraftSource | None = None) -> None:
         self.drafts = self.drafted = self.accepted = 0
+        self.source = source
         self._costs = StepCosts()
         self._drafters: dict[Sequence, Drafter] = {}
         self._rates = [Rate() for _ in range(LONGEST_MATCH + 1)]  # by the length of the match
+        self._source_rate = Rate()
 
     def plan(self, running: Seq[Sequence]) -> None:
         """Set `drafts` of the sequences that are in decode."""
-        tokens, spare = float(len(running)), MOST_ROWS - len(running)
-        row, seconds = self._costs.row, self._costs.step(len(running))
+        step = _PlannedStep(len(running), self._costs.step(len(running)), MOST_ROWS - len(running))
+        asked: dict[Sequence, _Drafts] = {}
         for sequence in running:
             sequence.drafts, sequence.forced = (), False
-            most = min(spare, sequence.longest - len(sequence.tokens) - 1)
+            most = min(step.spare, sequence.longest - len(sequence.tokens) - 1)
             # In decode, that is, its prompt was run.
             if most < 1 or sequence.pending != 1 or not sequence.generated:
                 continue
-            drafts, chance = self._find(sequence, most)
-            likely = 1.0
-            for count in range(len(drafts)):
-                likely *= chance
-                if likely * seconds <= row * tokens:
-                    drafts = drafts[:count]
-                    break
-                tokens, seconds = tokens + likely, seconds + row
+            own = _Drafts(*self._find(sequence, most))
+            if self.source is not None and self._retried_chance(sequence) > own.chance:
+                asked[sequence] = own
+            else:
+                self._take(sequence, own, step)
+        if self.source is not None and asked:
+            self._ask(self.source, asked, step)
+
+    def _take(self, sequence: Sequence, own: _Drafts, step: _PlannedStep) -> None:
+        """Set the drafts of its own text, as many as pay."""
+        self._drafter(sequence).from_source = False
+        sequence.drafts = tuple(own.tokens[: step.add(len(own.tokens), own.chance, self._costs.row)])
+
+    def _ask(self, source: DraftSource, asked: Mapping[Sequence, _Drafts], step: _PlannedStep) -> None:
+        """Set the drafts by the smaller model; where that does not pay, those of the sequences' own texts."""
+        passing = source.costs.step(len(asked)) if source.costs.measured else _FIRST_PASS * step.seconds
+        cost = self._costs.row + passing / len(asked)
+        wanted = {}
+        for sequence, own in asked.items():
+            most = step.add(sequence.longest - len(sequence.tokens) - 1, self._chance_of_source(sequence), cost)
+            if most:
+                self._drafter(sequence).from_source = True
+                wanted[sequence] = most
+            else:
+                self._take(sequence, own, step)
+        for sequence, drafts in (source.draft(wanted) if wanted else {}).items():
             sequence.drafts = tuple(drafts)
-            spare -= len(drafts)
 
     def count(self, work: Work, accepted: int) -> None:
         """Learn from a work that was run, of whose drafts the first `accepted` were right."""
@@ -147,8 +239,9 @@ class Speculation:
             return
         # What follows a wrong draft was not tried.
         wrong = int(accepted < len(work.drafts))
-        drafter.rate.add(accepted, wrong)
-        self._rates[drafter.matched].add(accepted, wrong)
+        general = self._source_rate if drafter.from_source else self._rates[drafter.matched]
+        (drafter.source_rate if drafter.from_source else drafter.rate).add(accepted, wrong)
+        general.add(accepted, wrong)
 
     def time(self, works: Iterable[Work], seconds: float) -> None:
         """Learn from the duration of a step, if all its works were in decode."""
@@ -162,12 +255,28 @@ class Speculation:
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept of a sequence that ended."""
         self._drafters.pop(sequence, None)
+        if self.source is not None:
+            self.source.forget(sequence)
 
-    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], float]:
-        """Up to `most` drafts by lookup, and the chance of each that it is right if those before it are."""
+    def _chance_of_source(self, sequence: Sequence) -> float:
+        """The chance of each draft of the smaller model that it is right if those before it are."""
+        return self._drafter(sequence).source_rate.estimate(self._source_rate.estimate(_FIRST_CHANCE))
+
+    def _retried_chance(self, sequence: Sequence) -> float:
+        """The same, at a new step: what is never tried gets more likely, until it is tried again."""
+        self._drafter(sequence).source_rate.forget()
+        self._source_rate.forget()
+        return self._chance_of_source(sequence)
+
+    def _drafter(self, sequence: Sequence) -> Drafter:
         drafter = self._drafters.get(sequence)
         if drafter is None:
             drafter = self._drafters[sequence] = Drafter()
+        return drafter
+
+    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], float]:
+        """Up to `most` drafts by lookup, and the chance of each that it is right if those before it are."""
+        drafter = self._drafter(sequence)
         drafts, drafter.matched = drafter.lookup.find(sequence.tokens, most)
         if not drafts:
             return drafts, 0.0

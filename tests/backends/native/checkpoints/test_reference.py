@@ -32,6 +32,10 @@ def test_a_folder_is_itself_wherever_it_is_named_from() -> None:
     assert names_of("here") == (WEIGHTS.name,)
     assert prepare_options({"kind": "native"}, print, fetch=True) == {"kind": "native"}
     check_options({"kind": "native"})
+    drafting = {"model": "here", "draft_model": "here"}
+    assert prepare_options(drafting, print, fetch=True) == dict.fromkeys(drafting, str(WEIGHTS.resolve()))
+    with pytest.raises(CheckpointError, match="nowhere"):
+        check_options({"model": "here", "draft_model": "./nowhere"})
 
 
 def test_names_are_the_folders_the_files_and_the_hubs() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from backends.native.engine import factory, runners
@@ -194,25 +193,6 @@ def test_a_large_model_leaves_one_core_to_the_workers(monkeypatch: pytest.Monkey
     assert factory._threads(model, EngineOptions("")) == 1
     monkeypatch.setattr(factory, "_SMALL_PARAMETERS", 100)
     assert factory._threads(model, EngineOptions("")) == 5
+    assert factory._threads(model, EngineOptions("", replica_count=3)) == 1
     monkeypatch.setattr(factory, "physical_cores", lambda: 1)
     assert factory._threads(model, EngineOptions("")) == 1
-
-
-def test_engines_of_one_machine_take_its_accelerators_in_turn_and_share_its_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    options = [EngineOptions("", replica_number=number, replica_count=3) for number in range(3)]
-    assert [factory._with_own_device(each) for each in options] == options, "there is no accelerator"
-    monkeypatch.setattr(factory, "physical_cores", lambda: 7)
-    monkeypatch.setattr(factory, "_SMALL_PARAMETERS", 100)
-    assert factory._threads(build("llama"), options[0]) == 2
-    monkeypatch.setattr(factory, "default_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    placed = [factory._with_own_device(each) for each in options]
-    assert [(each.device, each.replica_count) for each in placed] == [("cuda:0", 2), ("cuda:1", 2), ("cuda:0", 2)]
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 5)
-    placed = [factory._with_own_device(replace(each, tensor_parallel=2)) for each in options]
-    assert [(each.device, each.replica_count) for each in placed] == [("cuda:0", 2), ("cuda:2", 2), ("cuda:0", 2)]
-    chosen = EngineOptions("", device="cuda:1", replica_number=0, replica_count=2)
-    assert factory._with_own_device(chosen) == chosen

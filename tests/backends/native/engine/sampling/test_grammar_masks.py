@@ -12,8 +12,8 @@ from torch import Tensor
 
 from backends.native.demo import WEIGHTS
 from backends.native.engine.factory import load_engine
-from backends.native.engine.failures import GRAMMAR_FAILED
 from backends.native.engine.loop import Engine
+from backends.native.engine.outputs import GRAMMAR_FAILED
 from backends.native.engine.sampling import grammar_masks, logits_processors
 from backends.native.engine.sampling.grammar_masks import Constraint
 from backends.native.engine.scheduling.sequence import Sequence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from backends.native.engine.scheduling.scheduler import MOST_ROWS
@@ -113,3 +115,48 @@ def test_counts_are_of_works_with_drafts() -> None:
     speculation.count(Work(one, 10, 1, True), 0)
     speculation.count(Work(one, 10, 4, True, (3, 4, 5)), 2)
     assert (speculation.drafts, speculation.drafted, speculation.accepted) == (1, 3, 2)
+
+
+class Source:
+    """A smaller model whose drafts are all 7, in passes of `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self.costs = StepCosts()
+        self.costs.add(1, seconds)
+        self.wanted: list[int] = []
+
+    def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        self.wanted += wanted.values()
+        return {one: [7] * most for one, most in wanted.items()}
+
+    def forget(self, sequence: Sequence) -> None:
+        raise NotImplementedError
+
+    sleep = wake = None
+
+
+@pytest.mark.parametrize(("seconds", "asked"), [(0.05, True), (0.9, False)])
+def test_a_smaller_model_is_asked_if_its_passes_pay_and_else_the_text(seconds: float, asked: bool) -> None:
+    speculation, one = taught(0.02), sequence()
+    speculation.source = source = Source(seconds)  # type: ignore[assignment]
+    for _ in range(20):
+        speculation._source_rate.add(4, 1)  # more often right than a match that was never tried
+    speculation.plan([one])
+    assert bool(source.wanted) is asked
+    assert set(one.drafts) == {7} if asked else one.drafts[:3] == (3, 4, 5)
+
+
+def test_the_likelier_drafts_are_taken_and_each_kind_learns_its_own_rate() -> None:
+    speculation, one = taught(0.02), sequence()
+    speculation.source = source = Source(0.05)  # type: ignore[assignment]
+    for _ in range(20):
+        speculation._source_rate.add(4, 1)
+    for _ in range(40):
+        speculation.plan([one])
+        speculation.count(Work(one, one.computed, 1 + len(one.drafts), True, one.drafts), 0)
+        if one.drafts[:1] != (7,):
+            break
+    assert one.drafts[:3] == (3, 4, 5)
+    assert speculation._drafters[one].source_rate.estimate(0.5) < 0.7
+    assert speculation._drafters[one].rate.tried == 1
+    assert len(source.wanted) < 10
