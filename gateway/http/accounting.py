@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
+
+import msgspec
 
 from gateway.access.keys_file import Key
 from gateway.access.limits import Ticket
@@ -26,8 +27,7 @@ answer; waits for the client to take what was written.
 """
 
 
-@dataclass(slots=True, eq=False)
-class RequestAccount:
+class RequestAccount(msgspec.Struct, eq=False):
     """What is known of one request so far. Times are seconds from the request's beginning.
 
     Attributes:
@@ -68,7 +68,7 @@ class RequestAccount:
     protocol: str
     route: str
     request_id: str
-    began: float = field(default_factory=monotonic)
+    began: float = msgspec.field(default_factory=monotonic)
     trace_id: str | None = None
     key: Key | None = None
     ticket: Ticket | None = None
@@ -91,7 +91,7 @@ class RequestAccount:
     first_token: float | None = None
     last_token: float = 0.0
     count_interval: Callable[[float], None] | None = None
-    finish_reasons: list[FinishReason] = field(default_factory=list)
+    finish_reasons: list[FinishReason] = msgspec.field(default_factory=list)
     usage: Usage | None = None
     outcome: str = "client_gone"
     duration: float | None = None
