@@ -63,7 +63,7 @@ class StreamReader(FrameReader):
         self._frames = self._events
         self._runs: TextRuns | None = None
         # Log-probabilities are aligned chunk by chunk.
-        self._tries = _MOST_TRIES if self._relays and not request.logprobs else 0
+        self._tries = 0 if request.logprobs else _MOST_TRIES
 
     def feed(self, data: bytes) -> Events:
         """The events completed by these bytes.
@@ -75,13 +75,14 @@ class StreamReader(FrameReader):
         if runs is None or self._ended or not self._events.between_events:
             return super().feed(data)
         choice, run = self._choices[runs.choice], runs.read(data)
-        if run is None or choice.finished:
+        if run is None or not choice.takes_text:
             return super().feed(data)
-        relayed, text = Relayed(run.relayed, framed=True), "".join(run.texts)
-        if not text:
-            return (relayed,)
-        choice.generated += sum(map(bool, run.texts))
-        return relayed, Delta(runs.choice, text)
+        texts = [text for text in run.texts if text]
+        choice.generated += len(texts)
+        if not self._relays:  # a delta for each chunk, of which the client gets as many
+            return tuple([Delta(runs.choice, text) for text in texts])
+        relayed = Relayed(run.relayed, framed=True)
+        return (relayed, Delta(runs.choice, "".join(texts))) if texts else (relayed,)
 
     def close(self) -> Events:
         """The events that end the stream, once the connection was closed or `[DONE]` was read."""
@@ -110,10 +111,14 @@ class StreamReader(FrameReader):
 
     def _learn(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Look for later chunks that differ from this one, whose events are the last ones, in their texts alone."""
-        relayed, delta = out[-2], out[-1]
-        if isinstance(relayed, Relayed) and isinstance(delta, Delta) and delta == Delta(delta.choice, delta.text):
+        delta, sent = out[-1], data
+        if self._relays:
+            if not isinstance(relayed := out[-2], Relayed):
+                return
+            sent = relayed.data
+        if isinstance(delta, Delta) and delta == Delta(delta.choice, delta.text):
             self._tries -= 1  # chunks with a number or a time of their own are never alike
-            self._runs = learn(data, relayed.data, chunk) or self._runs
+            self._runs = learn(data, sent, chunk) or self._runs
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Relay the chunk, without a usage that the gateway asked for and the client did not."""
@@ -167,6 +172,11 @@ class ChoiceReader:
         self._thoughts: ThoughtReader | None = None  # once some are flagged
         self.finished = False
         self.generated = 0
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether a text that comes alone is a part of the answer as it is."""
+        return not self.finished and self._thoughts is None
 
     def feed(self, choice: RemoteChoice, message: RemoteMessage) -> Events:
         """The event of a chunk or message of the choice; none if it adds nothing."""

@@ -24,7 +24,7 @@ _decode = msgspec.json.Decoder(RemoteAnswer).decode
 
 
 class Run(NamedTuple):
-    """A read's chunks: the texts that they add to a choice, and the events of the stream that they are relayed as."""
+    """A read's chunks: the texts that they add to a choice, and the events that they are relayed as, if they are."""
 
     texts: list[str]
     relayed: bytes
