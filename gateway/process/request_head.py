@@ -106,8 +106,11 @@ def read_head(head: bytes, limits: Limits) -> Head:
     headers = [(name.lower(), value.strip(b" \t")) for name, value in _FIELD.findall(fields)]
     is_http_1_0 = minor == b"0"
     framing = _framing(headers, is_http_1_0=is_http_1_0)
-    keeps_alive = not is_http_1_0 and not any(name == b"connection" and _says_close(value) for name, value in headers)
-    expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
+    names = dict(headers)
+    keeps_alive = not is_http_1_0
+    if b"connection" in names:  # maybe several times
+        keeps_alive &= not any(name == b"connection" and _says_close(value) for name, value in headers)
+    expects = names.get(b"expect", b"").lower() == b"100-continue"
     return Head(method, target, "1.0" if is_http_1_0 else "1.1", headers, framing, keeps_alive, expects)
 
 
