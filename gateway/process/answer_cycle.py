@@ -41,10 +41,16 @@ class AnswerCycle(RequestResponseCycle):
 
     async def send(self, message: Any) -> None:
         """ASGI's `send`."""
-        if self.response_started or self.disconnected or self.flow.write_paused:
+        if self.disconnected or self.flow.write_paused:
             await super().send(message)
-        else:
+        elif not self.response_started:
             self._begin(message)
+        elif self.chunked_encoding and not self.response_complete and message.get("more_body"):
+            # A part of a stream.
+            if (body := message.get("body")) and self.scope["method"] != "HEAD":
+                self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        else:
+            await super().send(message)
 
     def _begin(self, message: Any) -> None:
         """Write status line and headers."""

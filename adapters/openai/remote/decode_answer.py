@@ -74,11 +74,10 @@ class StreamReader(FrameReader):
         runs = self._runs
         if runs is None or self._ended or not self._events.between_events:
             return super().feed(data)
-        choice, run = self._choices[runs.choice], runs.read(data)
-        if run is None or not choice.takes_text:
+        if (run := runs.read(data)) is None:
             return super().feed(data)
-        texts = [text for text in run.texts if text]
-        choice.generated += len(texts)
+        texts = [*filter(None, run.texts)]
+        self._choices[runs.choice].generated += len(texts)
         if not self._relays:  # a delta for each chunk, of which the client gets as many
             return tuple([Delta(runs.choice, text) for text in texts])
         relayed = Relayed(run.relayed, framed=True)
@@ -106,7 +105,9 @@ class StreamReader(FrameReader):
                 # Relayed only after it was decoded: an error or a malformed chunk is raised, not forwarded.
                 self._relay(data, chunk, out)
             self._chunk(chunk, out)
-            if self._tries and out and isinstance(out[-1], Delta):
+            if self._runs is not None and not self._choices[self._runs.choice].takes_text:
+                self._runs = None
+            elif self._tries and out and isinstance(out[-1], Delta):
                 self._learn(data, chunk, out)
 
     def _learn(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
@@ -118,7 +119,8 @@ class StreamReader(FrameReader):
             sent = relayed.data
         if isinstance(delta, Delta) and delta == Delta(delta.choice, delta.text):
             self._tries -= 1  # chunks with a number or a time of their own are never alike
-            self._runs = learn(data, sent, chunk) or self._runs
+            if self._choices[delta.choice].takes_text:
+                self._runs = learn(data, sent, chunk) or self._runs
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Relay the chunk, without a usage that the gateway asked for and the client did not."""
@@ -248,7 +250,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
     for index, echoed in enumerate(choices):
         if echoed.index != index:
             raise malformed("other choices than asked for")
-        choice, prompt = without_echo(request, echoed, answer.usage)
+        choice, prompt = (echoed, ()) if echoed.logprobs is None else without_echo(request, echoed, answer.usage)
         # Every choice echoes its prompt; the first choice of each prompt is enough.
         if request.prompt_logprobs and index % request.n == 0:
             prompts.append(prompt)

@@ -59,7 +59,7 @@ class TextRuns:
         if not _LITERAL.fullmatch(joined) or guard(joined) is not joined:
             return None
         try:
-            texts = [piece.decode() for piece in pieces]
+            texts = [*map(bytes.decode, pieces)]
         except UnicodeDecodeError:
             return None
         if self._sent is None:
