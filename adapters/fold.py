@@ -64,7 +64,7 @@ class Fold:
         started = self._started
         if started is None or self._usage is None:
             raise Incomplete("The backend's answer stopped before it was finished.")
-        choices = tuple(_choice(index, self._choices[index]) for index in sorted(self._choices))
+        choices = tuple([_choice(index, self._choices[index]) for index in sorted(self._choices)])
         return Completion(
             started.model, choices, self._usage, started.prompts, relayed=self._relayed, token_ids=started.token_ids
         )

@@ -348,8 +348,8 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     # A text that the chat template is for becomes a conversation.
     if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):
         raise UnsupportedFeature(f"The model '{model}' takes conversations only, not raw text.", feature="raw_text")
-    for_template = not request.raw_prompt and any(isinstance(prompt, TextPrompt) for prompt in request.prompts)
-    if for_template and Feature.CHAT not in capabilities.features:
+    no_template = Feature.CHAT not in capabilities.features
+    if no_template and not request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):
         message = f"The model '{model}' takes raw text only: it has no chat template for the prompt."
         raise UnsupportedFeature(message, feature="raw_prompt")
     # All candidates count, not only the returned ones: each is generated.

@@ -5,9 +5,9 @@ Each attempt is reported to its observer (`backends.observation`): when it is se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from adapters.base import ClientCodec, Outbound, Reply
@@ -50,8 +50,7 @@ def addressed(outbound: Outbound, request: Generate | Embed | Relay, prefix: str
     return replace(outbound, path=prefix + outbound.path, flow=request.flow, tokens=tokens)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Opened:
+class Opened(msgspec.Struct, frozen=True, eq=False):
     """An answer that has begun.
 
     Attributes:

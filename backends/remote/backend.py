@@ -288,7 +288,7 @@ class RemoteBackend:
                 ended = isinstance(events[-1], Usage)
                 # Text that may become a call is held back, and may be all of a batch.
                 if events := reader.feed(events) if reader is not None else events:
-                    yield self._with_ids(events)
+                    yield self._with_ids(events) if retokenised else events
             # 3. `Usage` is the last event. The last chunk of the body may still be on its way; `finish` leaves the wait
             # for it to the connection.
             response.finish()

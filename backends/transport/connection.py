@@ -132,7 +132,8 @@ class Connection(asyncio.Protocol):
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
-        self._resume()
+        if self._paused:
+            self._resume()
         return data
 
     def release(self) -> None:

@@ -27,7 +27,7 @@ class Response(ABC):
         self._limit = limit
         # The later key wins in a `dict`, hence the reversal.
         self._first = dict(reversed(headers))  # of a repeated header, the first value wins
-        self.media_type = self.header("content-type").partition(";")[0].strip().lower()
+        self.media_type = self._first.get("content-type", "").partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str:
         """The first value of a header, by its lower-case name; "" without one."""

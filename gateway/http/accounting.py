@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
+
+import msgspec
 
 from gateway.access.keys_file import Key
 from gateway.access.limits import Ticket
@@ -26,8 +27,7 @@ answer; waits for the client to take what was written.
 """
 
 
-@dataclass(slots=True, eq=False)
-class RequestAccount:
+class RequestAccount(msgspec.Struct, eq=False):
     """What is known of one request so far. Times are seconds from the request's beginning.
 
     Attributes:
@@ -68,7 +68,7 @@ class RequestAccount:
     protocol: str
     route: str
     request_id: str
-    began: float = field(default_factory=monotonic)
+    began: float = msgspec.field(default_factory=monotonic)
     trace_id: str | None = None
     key: Key | None = None
     ticket: Ticket | None = None
@@ -91,7 +91,7 @@ class RequestAccount:
     first_token: float | None = None
     last_token: float = 0.0
     count_interval: Callable[[float], None] | None = None
-    finish_reasons: list[FinishReason] = field(default_factory=list)
+    finish_reasons: list[FinishReason] = msgspec.field(default_factory=list)
     usage: Usage | None = None
     outcome: str = "client_gone"
     duration: float | None = None
@@ -114,7 +114,7 @@ class RequestAccount:
 
     def note_next_token(self, batch: Events) -> None:
         """Count the time since the last output, if a stream's batch has some."""
-        event = batch[0]  # the usual batch is a text, and this runs for every chunk
+        event = batch[-1]  # the usual batch is a text, maybe behind what is relayed; this runs for every chunk
         if ((type(event) is Delta and event.text) or _has_output(batch)) and self.count_interval is not None:
             now = monotonic()
             self.count_interval(now - self.last_token)

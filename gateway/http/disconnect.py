@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any, cast
+from typing import Any
 
 from litestar.types import HTTPDisconnectEvent, HTTPRequestEvent, Receive
 
@@ -67,7 +67,7 @@ class PendingMessage:
         try:
             self._waits_for = next(self._coroutine)
         except StopIteration as end:  # `receive` returned
-            self.message = cast(Message, end.value)
+            self.message = end.value
 
 
 async def cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:

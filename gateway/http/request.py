@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import cast
+from typing import Any
 from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope, Receive, Send
@@ -93,7 +93,8 @@ class RequestHandler:
         self._name: Name | None = None
         self._is_detached = False
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
-        flow = cast(Flow | None, (scope.get("extensions") or {}).get(FLOW_EXTENSION, {}).get("flow"))
+        extensions: Any = scope.get("extensions") or {}
+        flow: Flow | None = extensions.get(FLOW_EXTENSION, {}).get("flow")
         self._responder = Responder(operation.codec, self._account, send, flow, head=scope["method"] == "HEAD")
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +55,30 @@ def console_files() -> Iterator[tuple[str, Path]]:
 
 
 class _File:
-    """A file as it is sent. It is read once, at startup."""
+    """A file as it is sent. It is read once, when it is first asked for: all of them would take 2.5 MB of a worker."""
 
     def __init__(self, file: Path, policy: str) -> None:
-        self._body, self._kind = file.read_bytes(), _KINDS[file.suffix]
-        self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:16]}"'
-        self._headers = {
-            "content-security-policy": policy,
+        self._file, self._policy = file, policy
+
+    @cached_property
+    def _body(self) -> bytes:
+        return self._file.read_bytes()
+
+    @cached_property
+    def _headers(self) -> dict[str, str]:
+        return {
+            "content-security-policy": self._policy,
             "x-content-type-options": "nosniff",
             "referrer-policy": "no-referrer",
             "cache-control": "no-cache",
-            "etag": self._tag,
+            "etag": f'"{hashlib.sha256(self._body).hexdigest()[:16]}"',
         }
 
     def answer(self, request: Request[Any, Any, Any]) -> Response[bytes]:
         """The file, or that the browser has it."""
-        if request.headers.get("if-none-match") == self._tag:
+        if request.headers.get("if-none-match") == self._headers["etag"]:
             return Response(b"", status_code=304, headers=self._headers)
-        return Response(self._body, media_type=self._kind, headers=self._headers)
+        return Response(self._body, media_type=_KINDS[self._file.suffix], headers=self._headers)
 
 
 def _routes(page: str, files: Mapping[str, _File]) -> list[HTTPRouteHandler]:

@@ -1,7 +1,8 @@
 """One request and its answer on a connection: uvicorn's, with the answer's head written in one step.
 
 uvicorn searches each name and each value of the answer's headers by itself, which takes longer than all else that the
-connection does for an answer. Here all lines are checked at once.
+connection does for an answer. Here all lines are checked at once, and a body that has come as a whole is handed over
+without a wait.
 """
 
 from __future__ import annotations
@@ -18,12 +19,38 @@ _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 class AnswerCycle(RequestResponseCycle):
     """uvicorn's request-response cycle."""
 
+    _is_read = False  # the body, to its end
+
+    async def receive(self) -> Any:
+        """ASGI's `receive`."""
+        if not self._is_read and (self.more_body or self.waiting_for_100_continue):
+            message = await super().receive()
+            self._is_read = not message.get("more_body", False)
+            return message
+        # Most bodies are here as a whole: nothing is to be waited for but the end.
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        if not self._is_read and not self.disconnected and not self.response_complete:
+            self._is_read = True
+            self.message_event.clear()
+            return {"type": "http.request", "body": bytes(self.body), "more_body": False}
+        while not self.disconnected and not self.response_complete:
+            await self.message_event.wait()
+            self.message_event.clear()
+        return {"type": "http.disconnect"}
+
     async def send(self, message: Any) -> None:
         """ASGI's `send`."""
-        if self.response_started or self.disconnected or self.flow.write_paused:
+        if self.disconnected or self.flow.write_paused:
             await super().send(message)
-        else:
+        elif not self.response_started:
             self._begin(message)
+        elif self.chunked_encoding and not self.response_complete and message.get("more_body"):
+            # A part of a stream.
+            if (body := message.get("body")) and self.scope["method"] != "HEAD":
+                self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        else:
+            await super().send(message)
 
     def _begin(self, message: Any) -> None:
         """Write status line and headers."""

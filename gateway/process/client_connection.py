@@ -1,8 +1,9 @@
 """uvicorn's HTTP protocol, guarded: one request at a time, none that is not plainly correct, and none without end.
 
-Strategy: every byte passes `data_received`. The head of a request is collected and checked as a whole
-(`gateway.process.request_head`), then the parser gets it and exactly the bytes of its body; what follows waits until
-the answer is complete. So at most one request of a connection is in memory, and a check never sees half a head.
+Strategy: every byte passes `data_received`. The head of a request is collected and read as a whole
+(`gateway.process.request_head`), then exactly the bytes of its body are passed on, those of a chunked one through a
+parser; what follows waits until the answer is complete. So at most one request of a connection is in memory, and nobody
+ever sees half a head.
 
 Time limits cost a request nothing: each connection notes when it began to wait, and one sweep over all connections
 (`gateway.process.connections`) ends those that wait too long.
@@ -11,11 +12,12 @@ Time limits cost a request nothing: each connection notes when it began to wait,
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.config import Limits
@@ -23,7 +25,7 @@ from gateway.http.answering import FLOW_EXTENSION
 from gateway.http.entrance import CERTIFICATE_EXTENSION
 from gateway.process.answer_cycle import AnswerCycle
 from gateway.process.client_transport import ClientTransport
-from gateway.process.request_head import END, Framing, RefusedHead, check_head, check_part, without_trailing_space
+from gateway.process.request_head import END, Framing, Head, RefusedHead, check_part, read_head
 
 _MOST_AHEAD = 64 * 1024
 """Bytes of later requests that are kept before reading stops."""
@@ -39,6 +41,7 @@ _MOST_UNSENT = 16 * 1024
 64 KiB. The kernel's own buffer keeps a client supplied: these bytes only cost memory where a client reads slowly."""
 LINGER = 2.0
 """Seconds for which a connection lingers, and for which the rest of a body may come that nobody asked for."""
+_CHUNKED_HEAD = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 _ALWAYS_ANSWERED = (b"/health", b"/health/ready", b"/ping")
 
 
@@ -56,14 +59,16 @@ class ClientConnection(HttpToolsProtocol):
 
     def __init__(self, limits: Limits, on_refused: Any, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.parser = None  # uvicorn's, which would read heads once more
         self._limits = limits
         self._on_refused = on_refused
-        self._input = b""  # what has come and the parser has not got
+        self._input = b""  # what has come and was not passed on
         self._left: int | Framing | None = None  # of the body that is being read; None between messages
         # For a head to begin or to be complete, the rest of a body, or an answer with too many requests behind it.
         self._waits_since = self.loop.time()
         self._requests = 0
         self._gives_up = False  # later requests
+        self._chunked: httptools.HttpRequestParser | None = None  # of the body that is being read
         self._tail = b""  # the last bytes of a chunked body that the parser got
         self._between_data = 0
         self._crowded = False
@@ -86,7 +91,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget what was to be read."""
-        self._input, self._left = b"", None
+        self._input, self._left, self._chunked = b"", None, None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -99,23 +104,36 @@ class ClientConnection(HttpToolsProtocol):
         self._input = self._input + data if self._input else data
         self._parse()
 
-    def on_headers_complete(self) -> None:
-        """Begin the request."""
-        if not self.url.startswith(b"/"):
-            self.url = _origin_form(self.url)
+    def _begin(self, head: Head) -> None:
+        """Begin a request."""
         self.transport.begin_answer()
-        scope = cast(dict[str, Any], self.scope)
-        scope["extensions"] = {FLOW_EXTENSION: {"flow": self.flow}}
-        if self._certificate is not None:
-            scope["extensions"][CERTIFICATE_EXTENSION] = self._certificate
-        # Instead of uvicorn's, which parses the target once more: `check_head` has.
-        raw_path, _, scope["query_string"] = self.url.partition(b"?")
+        self.expect_100_continue = head.expects_continue
+        target = head.target if head.target.startswith(b"/") else _origin_form(head.target)
+        raw_path, _, query = target.partition(b"?")
         path = raw_path.decode("ascii")
-        scope["path"], scope["raw_path"] = unquote(path) if "%" in path else path, raw_path
-        scope["method"] = self.parser.get_method().decode("ascii")
-        scope["http_version"] = version = self.parser.get_http_version()
+        extensions: dict[str, Any] = {FLOW_EXTENSION: {"flow": self.flow}}
+        if self._certificate is not None:
+            extensions[CERTIFICATE_EXTENSION] = self._certificate
+        scope: Any = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": head.version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": self.root_path,
+            "method": head.method.decode("ascii"),
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": head.headers,
+            "state": self.app_state.copy(),
+            "extensions": extensions,
+        }
+        self._requests += 1
+        is_last = self._requests >= self._limits.max_requests_per_connection
         self.cycle = AnswerCycle(
-            scope=self.scope,
+            scope=scope,
             transport=self.transport,  # type: ignore[arg-type]  # as uvicorn's own
             flow=self.flow,
             logger=self.logger,
@@ -123,28 +141,26 @@ class ClientConnection(HttpToolsProtocol):
             access_log=False,
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            expect_100_continue=head.expects_continue,
+            keep_alive=head.keeps_alive and not is_last,
             on_response=self.on_response_complete,
         )
         self._start_asgi_task(self.cycle, self.app)  # the request before has its answer (`_parse`)
-        # The request has the list of its headers by now; trailers go to another one, which nobody reads.
-        self.headers = []
-        self._requests += 1
-        if self._requests >= self._limits.max_requests_per_connection:
-            self.cycle.keep_alive = False
 
-    def on_body(self, body: bytes) -> None:
-        """Pass on a piece of the body."""
+    def _pass_on(self, body: bytes, *, is_last: bool) -> None:
+        """Pass on a piece of the request's body."""
         self._between_data = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """End the request's body."""
-        self._left = None
-        if self._requests >= self._limits.max_requests_per_connection:
-            self._gives_up = True
-        super().on_message_complete()
+        if is_last:
+            self._left = self._chunked = None
+            self._gives_up = self._gives_up or self._requests >= self._limits.max_requests_per_connection
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.more_body = not is_last
+        cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         """Go on with what the client has sent meanwhile."""
@@ -211,7 +227,7 @@ class ClientConnection(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _parse(self) -> None:
-        """Give the parser what it may have of the input."""
+        """Read as much of the input as may be read."""
         while self._input and not self.transport.is_closing():
             if self._gives_up:
                 # Behind the last request. RFC 9112, section 9.3.2: the client repeats what got no answer.
@@ -226,13 +242,14 @@ class ClientConnection(HttpToolsProtocol):
             if self._left is Framing.CHUNKED:
                 self._feed_chunks()
                 return
-            piece = self._head() if self._left is None else self._body()
-            if not piece:
-                return
-            self._feed(piece)
+            if self._left is None:
+                if not self._head():
+                    return
+            else:
+                self._body(self._left)
 
-    def _head(self) -> bytes:
-        """Take a checked head, and of its body what is there, off the input; b"" if the head is not complete."""
+    def _head(self) -> bool:
+        """Take a head off the input, and begin its request; False if it is not complete, or not taken."""
         # RFC 9112, section 2.2: an empty line before the request line is ignored.
         if self._input.startswith(b"\r\n"):
             self._input = self._input[2:]
@@ -240,43 +257,35 @@ class ClientConnection(HttpToolsProtocol):
         try:
             if end < len(END):
                 check_part(self._input, self._limits)
-                return b""
-            head = self._input[:end]
-            self._left = framing = check_head(head, self._limits)
+                return False
+            head = read_head(self._input[:end], self._limits)
         except RefusedHead as refused:
             self._refuse(refused.status, refused.reason)
-            return b""
-        if self._crowded and head.split(b" ", 2)[1] not in _ALWAYS_ANSWERED:
+            return False
+        if self._crowded and head.target not in _ALWAYS_ANSWERED:
             self._refuse(503, "The server has too many connections.")
-            return b""
-        clean = without_trailing_space(head)
-        if clean is not head:
-            self._input = clean + self._input[end:]
-            head, end = clean, len(clean)
-        self._tail, self._between_data = b"", 0
-        if framing is Framing.CHUNKED:
-            self._input = self._input[end:]
-            return head
-        assert isinstance(framing, int)
-        # The usual case: the whole request, with nothing behind it, goes to the parser as it came.
-        self._left = max(0, framing - (len(self._input) - end))
-        return self._take(end + framing)
+            return False
+        self._input = self._input[end:]
+        self._begin(head)
+        self._left = head.framing
+        if head.framing is Framing.CHUNKED:
+            self._tail, self._chunked = b"", httptools.HttpRequestParser(_Pieces(self._pass_on))
+            self._chunked.feed_data(_CHUNKED_HEAD)
+        elif not head.framing:
+            self._pass_on(b"", is_last=True)
+        return True
 
-    def _body(self) -> bytes:
-        left = self._left
-        assert isinstance(left, int)
-        self._left = max(0, left - len(self._input))
-        return self._take(left)
-
-    def _take(self, size: int) -> bytes:
-        taken, self._input = self._input[:size], self._input[size:]
-        return taken
+    def _body(self, left: int) -> None:
+        """Pass on what is there of a body of which so many bytes are left."""
+        piece, self._input = self._input[:left], self._input[left:]
+        self._left = left = left - len(piece)
+        self._pass_on(piece, is_last=not left)
 
     def _feed_chunks(self) -> None:
         """Feed a step of a chunked body, and the rest in later turns of the event loop.
 
-        The parser would go on with the next request behind the body's end. The end is an empty line, so the body is fed
-        from one empty line to the next.
+        The parser would go on behind the body's end. The end is an empty line, so the body is fed from one empty line
+        to the next.
         """
         # An empty line may begin in what was fed before.
         window, rest, at = self._tail + self._input[:_CHUNKED_STEP], self._input[_CHUNKED_STEP:], len(self._tail)
@@ -300,10 +309,9 @@ class ClientConnection(HttpToolsProtocol):
                 self.loop.call_soon(self._parse)
 
     def _feed(self, data: bytes) -> None:
+        assert self._chunked is not None
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # RFC 9110, section 7.8: a server may ignore Upgrade, and answer in the protocol of the request
+            self._chunked.feed_data(data)
         except httptools.HttpParserError:
             self._refuse(400, "The request is not correct HTTP/1.1.")
 
@@ -326,7 +334,7 @@ class ClientConnection(HttpToolsProtocol):
             lines = [b"%b: %b\r\n" % field for field in fields if field[0] != b"connection"]
             self.transport.write(b"".join((STATUS_LINE[status], *lines, b"connection: close\r\n\r\n", text)))
         # Whatever has come or will come is not read as a request.
-        self._input, self._left = b"", None
+        self._input, self._left, self._chunked = b"", None, None
         self.transport.linger()
 
 
@@ -363,6 +371,19 @@ class _ReadGate(FlowControl):
         self._paused = False
         if not self.held:
             super().resume_reading()
+
+
+class _Pieces:
+    """What the parser of a chunked body calls: passes the pieces on, without their framing and without trailers."""
+
+    def __init__(self, pass_on: Callable[..., None]) -> None:
+        self._pass_on = pass_on
+
+    def on_body(self, body: bytes) -> None:
+        self._pass_on(body, is_last=False)
+
+    def on_message_complete(self) -> None:
+        self._pass_on(b"", is_last=True)
 
 
 def _origin_form(target: bytes) -> bytes:

@@ -25,7 +25,7 @@ with atheris.instrument_imports(include=["adapters", "backends", "gateway", "sch
     from backends.native.protocol.frames import FrameError, FrameReader, encode_frame
     from backends.native.protocol.messages import Cancel, FromEngine, Submit, ToEngine
     from gateway.config import ConfigError, Limits, parse
-    from gateway.process.request_head import RefusedHead, check_head
+    from gateway.process.request_head import RefusedHead, read_head
     from gateway.registry import adapters
     from schemas.catalog import Catalog
     from schemas.errors import BackendFailed, GatewayError
@@ -66,9 +66,9 @@ def frames(data: bytes) -> None:
 
 
 def heads(data: bytes) -> None:
-    """Check the head of an HTTP request."""
+    """Read the head of an HTTP request."""
     with contextlib.suppress(RefusedHead):
-        check_head(data + b"\r\n\r\n", Limits())
+        read_head(data + b"\r\n\r\n", Limits())
 
 
 def images(data: bytes) -> None:

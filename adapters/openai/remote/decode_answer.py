@@ -63,7 +63,7 @@ class StreamReader(FrameReader):
         self._frames = self._events
         self._runs: TextRuns | None = None
         # Log-probabilities are aligned chunk by chunk.
-        self._tries = _MOST_TRIES if self._relays and not request.logprobs else 0
+        self._tries = 0 if request.logprobs else _MOST_TRIES
 
     def feed(self, data: bytes) -> Events:
         """The events completed by these bytes.
@@ -74,14 +74,14 @@ class StreamReader(FrameReader):
         runs = self._runs
         if runs is None or self._ended or not self._events.between_events:
             return super().feed(data)
-        choice, run = self._choices[runs.choice], runs.read(data)
-        if run is None or choice.finished:
+        if (run := runs.read(data)) is None:
             return super().feed(data)
-        relayed, text = Relayed(run.relayed, framed=True), "".join(run.texts)
-        if not text:
-            return (relayed,)
-        choice.generated += sum(map(bool, run.texts))
-        return relayed, Delta(runs.choice, text)
+        texts = [*filter(None, run.texts)]
+        self._choices[runs.choice].generated += len(texts)
+        if not self._relays:  # a delta for each chunk, of which the client gets as many
+            return tuple([Delta(runs.choice, text) for text in texts])
+        relayed = Relayed(run.relayed, framed=True)
+        return (relayed, Delta(runs.choice, "".join(texts))) if texts else (relayed,)
 
     def close(self) -> Events:
         """The events that end the stream, once the connection was closed or `[DONE]` was read."""
@@ -105,15 +105,22 @@ class StreamReader(FrameReader):
                 # Relayed only after it was decoded: an error or a malformed chunk is raised, not forwarded.
                 self._relay(data, chunk, out)
             self._chunk(chunk, out)
-            if self._tries and out and isinstance(out[-1], Delta):
+            if self._runs is not None and not self._choices[self._runs.choice].takes_text:
+                self._runs = None
+            elif self._tries and out and isinstance(out[-1], Delta):
                 self._learn(data, chunk, out)
 
     def _learn(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Look for later chunks that differ from this one, whose events are the last ones, in their texts alone."""
-        relayed, delta = out[-2], out[-1]
-        if isinstance(relayed, Relayed) and isinstance(delta, Delta) and delta == Delta(delta.choice, delta.text):
+        delta, sent = out[-1], data
+        if self._relays:
+            if not isinstance(relayed := out[-2], Relayed):
+                return
+            sent = relayed.data
+        if isinstance(delta, Delta) and delta == Delta(delta.choice, delta.text):
             self._tries -= 1  # chunks with a number or a time of their own are never alike
-            self._runs = learn(data, relayed.data, chunk) or self._runs
+            if self._choices[delta.choice].takes_text:
+                self._runs = learn(data, sent, chunk) or self._runs
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Relay the chunk, without a usage that the gateway asked for and the client did not."""
@@ -167,6 +174,11 @@ class ChoiceReader:
         self._thoughts: ThoughtReader | None = None  # once some are flagged
         self.finished = False
         self.generated = 0
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether a text that comes alone is a part of the answer as it is."""
+        return not self.finished and self._thoughts is None
 
     def feed(self, choice: RemoteChoice, message: RemoteMessage) -> Events:
         """The event of a chunk or message of the choice; none if it adds nothing."""
@@ -238,7 +250,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
     for index, echoed in enumerate(choices):
         if echoed.index != index:
             raise malformed("other choices than asked for")
-        choice, prompt = without_echo(request, echoed, answer.usage)
+        choice, prompt = (echoed, ()) if echoed.logprobs is None else without_echo(request, echoed, answer.usage)
         # Every choice echoes its prompt; the first choice of each prompt is enough.
         if request.prompt_logprobs and index % request.n == 0:
             prompts.append(prompt)

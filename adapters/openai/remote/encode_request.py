@@ -65,9 +65,9 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     Raises:
         schemas.errors.UnsupportedFeature: the dialect cannot express the request.
     """
-    unsupported = next((feature for feature, asked in _inexpressible_features(dialect, request).items() if asked), None)
-    if unsupported is not None:
-        raise inexpressible(unsupported)
+    asked = _inexpressible_features(dialect, request)
+    if any(asked.values()):
+        raise inexpressible(next(feature for feature, is_asked in asked.items() if is_asked))
     if same_dialect(dialect, request):
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)

@@ -24,7 +24,7 @@ _decode = msgspec.json.Decoder(RemoteAnswer).decode
 
 
 class Run(NamedTuple):
-    """A read's chunks: the texts that they add to a choice, and the events of the stream that they are relayed as."""
+    """A read's chunks: the texts that they add to a choice, and the events that they are relayed as, if they are."""
 
     texts: list[str]
     relayed: bytes
@@ -59,7 +59,7 @@ class TextRuns:
         if not _LITERAL.fullmatch(joined) or guard(joined) is not joined:
             return None
         try:
-            texts = [piece.decode() for piece in pieces]
+            texts = [*map(bytes.decode, pieces)]
         except UnicodeDecodeError:
             return None
         if self._sent is None:

@@ -195,6 +195,12 @@ class Writer:
             for name in (sorted(members) if dialect.answers.sorted_keys else members)
         ]
 
+    def around(self, tensor: str) -> tuple[bytes, bytes]:
+        """The JSON of a response before and behind the value of its only tensor."""
+        starts = [start for start, _ in self._members]
+        place = [named for _, named in self._members].index(tensor) + 1
+        return b"{" + b",".join(starts[:place]), b",".join([b"", *starts[place:]]) + b"}"
+
     def object(self, values: dict[str, Any]) -> bytes:
         """The JSON of one response; an array of one element is written as the element."""
         parts = [
@@ -272,6 +278,10 @@ class FrameEncoder(ResponseEncoder):
         super().__init__(request, dialect)
         self._writer = Writer(request, dialect)
         self._relaying = False
+        self._around: tuple[bytes, bytes] | None = None
+        if self._values.plain:
+            before, after = self._writer.around("text_output")
+            self._around = dialect.answers.frame_prefix.encode() + guard(before), guard(after) + b"\n\n"
 
     def response(self, values: dict[str, Any], *, is_last: bool) -> bytes:  # noqa: ARG002 - the frames are alike
         """The values as a frame."""
@@ -282,6 +292,9 @@ class FrameEncoder(ResponseEncoder):
         return frame(error_body(error, self._dialect), self._dialect)
 
     def _event(self, event: Event) -> bytes:
+        # The hot path. `type`, not `isinstance`: `Finished` is a `Delta`, too.
+        if type(event) is Delta and self._around is not None and event.text and not self._relaying:
+            return self._around[0] + guard(_json(_text_of(event))) + self._around[1]
         if isinstance(event, Relayed):
             self._relaying = True
             # Line breaks between JSON tokens would end the event's data.

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from adapters.fold import Fold
 from adapters.openai import ADAPTER
 from adapters.openai.remote.decode_answer import StreamReader
+from adapters.triton import ADAPTER as TRITON
 from schemas.errors import GatewayError
 from schemas.ir import Delta, Generate
 from tests.adapters.openai.scenes import ROUTES, call
 
 DIALECT = ADAPTER.dialects["openai"]
 SERVER = ADAPTER.server(DIALECT)
+OTHER = TRITON.server(TRITON.dialects["triton"])
 CHUNK = b'{"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]%b}'
 LAST = b'{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'
 TEXTS = st.sampled_from(("a", "", "two words", "\\n", 'q\\"', "é", "\u2028", "\x85", "}", "data: ", "🙂", "\\u0041"))
@@ -32,9 +34,18 @@ def ask(**fields: Any) -> Generate:
     return request
 
 
+def ask_other() -> Generate:
+    """A request whose answer is written anew."""
+    route = next(route for route in OTHER.routes if route.name == "generate_stream")
+    asked = OTHER.decode(route, b'{"text_input": "Hi"}', call(model="chat"))
+    assert isinstance(asked, Generate)
+    return asked
+
+
 def through(request: Generate, reads: list[bytes], *, runs: bool) -> tuple[bytes, Any, int]:
     """What the client gets of these reads, the answer or how it fails, and the number of events."""
-    reader, writer, fold, sent, count = StreamReader(DIALECT, request), SERVER.encoder(request), Fold(), [], 0
+    writer = (SERVER if request.origin is not None and request.origin.protocol == "openai" else OTHER).encoder(request)
+    reader, fold, sent, count = StreamReader(DIALECT, request), Fold(), [], 0
     if not runs:
         reader._tries = 0
     try:
@@ -53,8 +64,8 @@ def through(request: Generate, reads: list[bytes], *, runs: bool) -> tuple[bytes
         return b"".join(sent), (type(error), error.message), count
 
 
-@given(data=st.data(), usage=st.booleans())
-def test_runs_change_nothing(data: st.DataObject, usage: bool) -> None:
+@given(data=st.data(), usage=st.booleans(), is_other=st.booleans())
+def test_runs_change_nothing(data: st.DataObject, usage: bool, is_other: bool) -> None:
     chunks = [CHUNK % (text.encode(), tail) for text, tail in data.draw(st.lists(st.tuples(TEXTS, TAILS), max_size=12))]
     if data.draw(st.booleans()):
         chunks.insert(data.draw(st.integers(0, len(chunks))), data.draw(ODD))
@@ -70,7 +81,7 @@ def test_runs_change_nothing(data: st.DataObject, usage: bool) -> None:
         at = data.draw(st.integers(0, len(rest)))
         reads = [rest[:at], rest[at:]]
     reads = [read for read in reads if read]
-    request = ask(stream_options={"include_usage": usage})
+    request = ask_other() if is_other else ask(stream_options={"include_usage": usage})
     with_runs, without = through(request, reads, runs=True), through(request, reads, runs=False)
     assert with_runs[:2] == without[:2]
 
@@ -85,6 +96,15 @@ def test_a_read_of_like_chunks_becomes_one_delta(tail: bytes) -> None:
     assert delta == Delta(0, "one two")
     assert relayed.data == read.replace(b',"usage":null', b"")
     assert reader._choices[0].generated == 4
+
+
+def test_another_protocol_gets_a_delta_for_each_chunk() -> None:
+    reader = StreamReader(DIALECT, ask_other())
+    reader.feed(b"data: %b\n\n" % (CHUNK % (b"x", b"")))
+    read = b"".join(b"data: %b\n\n" % (CHUNK % (text, b"")) for text in (b"one ", b"", b"two"))
+    assert reader._runs is not None
+    assert reader.feed(read) == (Delta(0, "one "), Delta(0, "two"))
+    assert reader._choices[0].generated == 3
 
 
 def test_the_same_name_elsewhere_is_not_taken_for_the_text() -> None:
