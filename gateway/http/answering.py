@@ -41,7 +41,7 @@ from schemas.errors import (
     UnsupportedFeature,
     is_failover_eligible,
 )
-from schemas.ir import Events, Generate, Request, Usage
+from schemas.ir import Delta, Events, Generate, Request, Usage
 
 log = structlog.get_logger()
 
@@ -262,10 +262,7 @@ class Responder:
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
         encoder = self._new_encoder(request)
-        data, batch = await self._begin_stream(encoder, batch, events)
-        # Usage is the last event of every complete answer; a short answer may have it in its first batch.
-        if isinstance(last := batch[-1], Usage):
-            await self._complete(encoder, last)
+        data = await self._begin_stream(encoder, batch, events)
         if self._recording is not None:
             self._recording.begin(encoder.media_type, encoder.headers)
         await self._start(200, encoder.media_type, encoder.headers)
@@ -273,7 +270,11 @@ class Responder:
             await self._write(data)
             del data  # see `_taken`
             async for batch in events:
-                await self._write_batch(encoder, batch)
+                data = self._encode(encoder, batch)
+                if isinstance(last := batch[-1], Usage):
+                    await self._complete(encoder, last)
+                await self._write(data)
+                del data
                 if self._flow is not None and self._flow.write_paused:
                     await self._taken(self._flow)
             # The generator ended without an error and without usage: a truncated answer must not look complete.
@@ -302,13 +303,8 @@ class Responder:
         """Write the error that ends a stream."""
         await self._write(encoder.fail(failure))
 
-    async def _begin_stream(
-        self, encoder: StreamEncoder, batch: Events, events: AsyncGenerator[Events, None]
-    ) -> tuple[bytes, Events]:
-        """Encode what is sent with the status line; returns it and the last batch in it.
-
-        An exception here still gets a status of its own.
-        """
+    async def _begin_stream(self, encoder: StreamEncoder, batch: Events, events: AsyncGenerator[Events, None]) -> bytes:
+        """Encode what is sent with the status line. An exception here still gets a status of its own."""
         data = self._encode(encoder, batch)
         while encoder.status_waits and not data and not isinstance(batch[-1], Usage):
             following = await anext(events, None)
@@ -316,7 +312,10 @@ class Responder:
                 raise Incomplete("The backend's answer stopped before its first part.")
             batch = following
             data = self._encode(encoder, batch)
-        return data, batch
+        # Usage is the last event of every complete answer; a short answer may have it here already.
+        if isinstance(last := batch[-1], Usage):
+            await self._complete(encoder, last)
+        return data
 
     def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
         """Return a batch in the protocol's form. Not a coroutine: it runs for every chunk of every stream."""
@@ -325,7 +324,9 @@ class Responder:
             account.note_first_token(batch)
         else:
             account.note_next_token(batch)
-        account.note_reasons(batch)
+        # The usual batch is a text, which has no finish reason.
+        if len(batch) > 1 or type(batch[0]) is not Delta or account.texts is not None:
+            account.note_reasons(batch)
         return data
 
     async def _complete(self, encoder: StreamEncoder, usage: Usage) -> None:
@@ -369,12 +370,6 @@ class Responder:
             stage, self._account.stage = self._account.stage, "send"
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
             self._account.stage = stage
-
-    async def _write_batch(self, encoder: StreamEncoder, batch: Events) -> None:
-        data = self._encode(encoder, batch)
-        if isinstance(last := batch[-1], Usage):
-            await self._complete(encoder, last)
-        await self._write(data)
 
     async def _taken(self, flow: Flow) -> None:
         """Wait until the client has taken what is written.
