@@ -20,8 +20,6 @@ _DEFAULTS: dict[str, tuple[Any, ...]] = {
 }
 """The hints that ask for something, with the values that do not. All others are labels: who asks, and what for."""
 
-_NONE: dict[str, tuple[Any, ...]] = {}
-
 NAME = "messages[].name"
 STRICT = "tools[].strict"
 DETAIL = "messages[].content[].image_url.detail"
@@ -39,23 +37,34 @@ def left_out(request: Generate | Embed | Tokenize, sent: Collection[str] = ()) -
     """
     if isinstance(request, Embed):
         return request.foreign_fields
-    hints = [
-        name
-        for name, defaults in (_DEFAULTS if request.hints else _NONE).items()
-        if name not in sent and (value := request.hints.get(name)) is not None and value not in defaults
-    ]
-    thinking = request.hints.get("thinking")
-    if "thinking" in sent and BUDGET not in sent and isinstance(thinking, Mapping) and thinking.get("budget_tokens"):
-        hints.append(BUDGET)
+    hints = _left_out_hints(request.hints, sent) if request.hints else []
     if isinstance(request, Tokenize):
         return (*request.unknown, *hints)
-    places: set[str] = {STRICT} if any(tool.strict for tool in request.tools) else set()
+    places: set[str] = set()
+    if request.tools and any(tool.strict for tool in request.tools):
+        places.add(STRICT)
     for prompt in request.prompts:
         if isinstance(prompt, ChatPrompt):
             for message in prompt.messages:
-                _find_places(message, places)
+                # Nearly all messages are a role and a text.
+                if message.name or message.tool_calls or not isinstance(message.content, str):
+                    _find_places(message, places)
     foreign = request.foreign_fields if request.unread or request.unknown else ()
-    return (*foreign, *hints, *[place for place in PLACES if place in places and place not in sent])
+    unsent = [place for place in PLACES if place in places and place not in sent] if places else []
+    return (*foreign, *hints, *unsent)
+
+
+def _left_out_hints(hints: Mapping[str, Any], sent: Collection[str]) -> list[str]:
+    """The hints that ask for something and are not sent."""
+    found = [
+        name
+        for name, defaults in _DEFAULTS.items()
+        if name not in sent and (value := hints.get(name)) is not None and value not in defaults
+    ]
+    thinking = hints.get("thinking")
+    if "thinking" in sent and BUDGET not in sent and isinstance(thinking, Mapping) and thinking.get("budget_tokens"):
+        found.append(BUDGET)
+    return found
 
 
 def _find_places(message: Message, found: set[str]) -> None:

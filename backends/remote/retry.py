@@ -108,8 +108,9 @@ class Retrier:
         # Every request deposits, the successful ones too: the budget is a share of the traffic.
         self.budget.deposit()
         try:
-            return await self._once(attempt)
+            return await attempt()
         except GatewayError as error:
+            self._on_failure(error)
             if not may_retry(error, 1):  # spares tenacity's set-up for errors that are final
                 raise
             return await self._retry(partial(self._once, attempt), error, deadline)

@@ -65,9 +65,9 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     Raises:
         schemas.errors.UnsupportedFeature: the dialect cannot express the request.
     """
-    unsupported = next((feature for feature, asked in _inexpressible_features(dialect, request).items() if asked), None)
-    if unsupported is not None:
-        raise inexpressible(unsupported)
+    asked = _inexpressible_features(dialect, request)
+    if any(asked.values()):
+        raise inexpressible(next(feature for feature, is_asked in asked.items() if is_asked))
     if same_dialect(dialect, request):
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)
@@ -114,7 +114,7 @@ def _inexpressible_features(dialect: Dialect, request: Generate) -> dict[str, bo
         "grammar": request.grammar is not None
         and request.grammar.kind in ("regex", "ebnf")
         and not same_dialect(dialect, request),
-        "template_options": not same_dialect(dialect, request) and _uses_template(dialect, request.prompts[0]),
+        "template_options": _uses_template(dialect, request.prompts[0]) and not same_dialect(dialect, request),
         "watermark": request.sampling.watermark,
         "lora_adapters": request.lora_adapter is not None,
     }
