@@ -99,15 +99,19 @@ def _choice(index: int, deltas: list[Delta]) -> Choice:
 
 def _merged(deltas: list[Delta], end: Finished) -> Finished:
     """One delta with the content of all deltas of a choice."""
+    # A list comprehension, not a generator: `str.join` would build a list from it anyway.
+    text = "".join([delta.text for delta in deltas])
+    richer = [each for each in deltas if each.tokens or each.reasoning or each.refusal or each.tool_calls or each.ids]
+    if not richer:
+        return msgspec.structs.replace(end, text=text)
     return msgspec.structs.replace(
         end,
-        # A list comprehension, not a generator: `str.join` would build a list from it anyway.
-        text="".join([delta.text for delta in deltas]),
-        tokens=tuple([token for delta in deltas for token in delta.tokens]),
-        reasoning="".join([delta.reasoning for delta in deltas]),
-        refusal="".join([delta.refusal for delta in deltas]),
-        tool_calls=tuple([piece for delta in deltas for piece in delta.tool_calls]),
-        ids=tuple([id for delta in deltas for id in delta.ids]),
+        text=text,
+        tokens=tuple([token for delta in richer for token in delta.tokens]),
+        reasoning="".join([delta.reasoning for delta in richer]),
+        refusal="".join([delta.refusal for delta in richer]),
+        tool_calls=tuple([piece for delta in richer for piece in delta.tool_calls]),
+        ids=tuple([id for delta in richer for id in delta.ids]),
     )
 
 

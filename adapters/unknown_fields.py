@@ -59,13 +59,13 @@ def _walk(value: Any, shape: _Shape, path: str, found: dict[tuple[int, str], str
     # The recursion is as deep as the structs nest: a struct that holds itself is bounded by `adapters.body.MAX_DEPTH`.
     if isinstance(value, dict) and shape.fields is not None:
         for name, inner in value.items():
-            if inner is None or inner in ([], {}):
+            if inner is None or (not inner and isinstance(inner, list | dict)):
                 continue
             known = shape.fields.get(name, _UNKNOWN)
             if known is _UNKNOWN:
                 if len(found) < _MAX_FOUND:
                     found.setdefault((id(shape), name), f"{path}.{name}" if path else name)
-            elif known is not None:
+            elif known is not None and isinstance(inner, list | dict):
                 _walk(inner, known, f"{path}.{name}" if path else name, found)
     elif isinstance(value, list) and shape.items is not None:
         for place, item in enumerate(value):

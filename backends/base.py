@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -58,6 +59,13 @@ class Feature(StrEnum):
 
 _SAMPLERS = {each: getattr(Sampling(), each) for each in Feature if each in Sampling.__struct_fields__}
 """The features that are a parameter of sampling, and have its name: the value of each that asks for nothing."""
+# Most requests ask for none of the features that few ask for. Their values are compared at once for that.
+_samplers = attrgetter(*map(str, _SAMPLERS))
+_NO_SAMPLERS = tuple(_SAMPLERS.values())
+_asked_for = attrgetter(
+    "tools", "grammar", "logprobs", "top_logprobs", "prompt_logprobs", "best_of", "suffix", "lora_adapter", "overflow"
+)
+_NOTHING_ASKED_FOR = _asked_for(Generate(id="", model="", prompts=()))
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -286,10 +294,9 @@ def ignored_fields(request: Generate | Embed | Tokenize, backend: Backend) -> tu
     Raises:
         schemas.errors.UnsupportedFeature: a part that the IR cannot express is not sent on.
     """
-    variables = isinstance(request, Generate) and any(map(_has_variables, request.prompts))
     # Most requests ask for nothing that could be left out; to know more a remote has to encode them. First: whether an
     # object has a protocol's methods takes longer to find out than all else here.
-    if not left_out(request) and not variables:
+    if not left_out(request) and not (isinstance(request, Generate) and any(map(_has_variables, request.prompts))):
         return ()
     ignored = backend.ignored(request) if isinstance(backend, KnowsIgnored) else left_out(request, PLACES)
     if isinstance(request, Generate):
@@ -303,36 +310,35 @@ def _has_variables(prompt: Prompt) -> bool:
 
 def needs(request: Generate) -> frozenset[Feature]:
     """The features that a backend must have to answer `request` completely."""
-    sampling = request.sampling
-    needed = [feature for feature, unset in _SAMPLERS.items() if getattr(sampling, feature) != unset]
+    sampling, needed = request.sampling, []
+    if _samplers(sampling) != _NO_SAMPLERS:
+        needed = [feature for feature, unset in _SAMPLERS.items() if getattr(sampling, feature) != unset]
     for prompt in request.prompts:
-        needed += _prompt_needs(prompt)
-    wanted = (
-        # With `tool_choice` "none", the tools are not offered to the model.
-        (Feature.TOOLS, request.tools and (request.tool_choice is None or request.tool_choice.mode != "none")),
-        (Feature.GRAMMAR, request.grammar is not None),
-        (Feature.LOGPROBS, request.logprobs and not request.logprobs_optional),
-        (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
-        (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
-        (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
-        (Feature.SUFFIX, request.suffix),
-        (Feature.LORA, request.lora_adapter is not None),
-        (Feature.TRUNCATION, request.overflow == "drop_turns"),
-    )
-    return frozenset(needed + [feature for feature, asked in wanted if asked])
+        _add_prompt_needs(prompt, needed)
+    if _asked_for(request) != _NOTHING_ASKED_FOR:
+        wanted = (
+            # With `tool_choice` "none", the tools are not offered to the model.
+            (Feature.TOOLS, request.tools and (request.tool_choice is None or request.tool_choice.mode != "none")),
+            (Feature.GRAMMAR, request.grammar is not None),
+            (Feature.LOGPROBS, request.logprobs and not request.logprobs_optional),
+            (Feature.TOP_LOGPROBS, request.top_logprobs > 0),
+            (Feature.PROMPT_LOGPROBS, request.prompt_logprobs),
+            (Feature.BEST_OF, request.best_of is not None and request.best_of > request.n),
+            (Feature.SUFFIX, request.suffix),
+            (Feature.LORA, request.lora_adapter is not None),
+            (Feature.TRUNCATION, request.overflow == "drop_turns"),
+        )
+        needed += [feature for feature, asked in wanted if asked]
+    return frozenset(needed)
 
 
-def _prompt_needs(prompt: Prompt) -> list[Feature]:
-    needed = []
+def _add_prompt_needs(prompt: Prompt, needed: list[Feature]) -> None:
     if isinstance(prompt, ChatPrompt):
-        needed.append(Feature.CHAT)
-        if prompt.template != _USUAL:
-            needed.append(Feature.TEMPLATE_OPTIONS)
+        needed += (Feature.CHAT,) if prompt.template == _USUAL else (Feature.CHAT, Feature.TEMPLATE_OPTIONS)
     elif isinstance(prompt, TokensPrompt):
         needed.append(Feature.TOKEN_PROMPTS)
     if images_of(prompt):
         needed.append(Feature.IMAGES)
-    return needed
 
 
 def check(request: Generate, capabilities: Capabilities, model: str) -> None:

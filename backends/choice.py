@@ -78,6 +78,9 @@ class ChoiceBuilder:
             held -= len(_visible(self._tokens[count]))
         if not count:
             return None
+        if count == 1:  # the usual case
+            token = self._tokens.pop(0)
+            return Delta(self._index, _visible(token), (token,))
         tokens = tuple(self._tokens[:count])
         del self._tokens[:count]
         return Delta(self._index, _text(tokens), tokens)

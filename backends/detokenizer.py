@@ -110,7 +110,9 @@ class Detokenizer:
             text = self._decoder.push(piece)
             # `bytes` only where they differ from the text: whole tokens, the common case, carry them once.
             token = Token(id, text, logprob, top=top, bytes=None if text == piece.text and piece.whole else piece.bytes)
-        # Through `_held` in any case: a special token behind an incomplete character must not overtake it.
+        if not self._held and not self._decoder.pending:  # the usual case
+            return [token]
+        # Through `_held` else: a special token behind an incomplete character must not overtake it.
         self._held.append(token)
         return [] if self._decoder.pending else self._release()
 

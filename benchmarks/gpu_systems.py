@@ -52,7 +52,7 @@ def breakdown(folder: str, dtype: str) -> System:
 
         return wrapped
 
-    runner, loop.sample = engine._runner, timed(loop.sample)  # noqa: SLF001
+    runner, loop.sample = engine._runner, timed(loop.sample)  # type: ignore[attr-defined]  # noqa: SLF001
     runner.run = timed(runner.run)
 
     def run(jobs: Sequence[Job]) -> list[list[int]]:

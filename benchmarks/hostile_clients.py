@@ -39,8 +39,10 @@ GOOD = 20
 ALONE = 8.0
 """Seconds for which the good streams are measured alone."""
 CHAT = "/v1/chat/completions"
-ROUTES = (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/generate", "/generate_stream")
-ROUTES += ("/v1/feedback", "/v2/models/good/generate", "/serving-endpoints/good/invocations", "/tokenize", "/health")
+ROUTES = (
+    *(CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings", "/generate", "/generate_stream"),
+    *("/v1/feedback", "/v2/models/good/generate", "/serving-endpoints/good/invocations", "/tokenize", "/health"),
+)
 HEAD = "POST {} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer " + KEY + "\r\ncontent-type: application/json\r\n"
 
 

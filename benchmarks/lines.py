@@ -57,7 +57,8 @@ def line_system(python: Path, module: str, *arguments: str, log: Path, threads: 
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"{module} ended:\n{log.read_text()[-2000:]}")
-        return json.loads(line)
+        found: list[list[int]] = json.loads(line)
+        return found
 
     def run(jobs: Sequence[Job]) -> list[list[int]]:
         assert process.stdin is not None

@@ -21,7 +21,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from backends.native.engine.layers.fuse_model import fuse_layers
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.lora.layers import LoraAdapter, LowRank, inject_lora
-from benchmarks.systems import Job, System, interlingua
+from benchmarks.systems import System, interlingua
+from benchmarks.workloads import Job
 
 BATCH, VOCAB = 16, 32_000
 SHAPE = {

@@ -105,7 +105,9 @@ async def crossed(kind: str) -> Crossed:
     async with app.lifespan():
         while app.state.service.health.status != "ready":  # noqa: ASYNC110 - a poll is what health is for
             await asyncio.sleep(0.01)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        # Litestar has types of its own for ASGI's messages.
+        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for number in range(WARM_UP + REPEATS):
                 with recorder.recording():
                     await _ask(client, model)

@@ -14,8 +14,9 @@ from statistics import median
 from backends.scripted import ScriptedBackend
 from gateway.config import Endpoint, ServedEntity
 from gateway.config import Experiment as Settings
-from gateway.experiments.experiment import Experiment, Outcome
+from gateway.experiments.experiment import Experiment
 from gateway.experiments.feedback_ring import FeedbackRing, name_of
+from gateway.experiments.outcome import Outcome
 from gateway.routing.router import Router
 from schemas.ir import FinishReason, Generate, TextPrompt, Usage
 

@@ -44,8 +44,8 @@ def main() -> None:
     with started(CONFIG) as (pid, port, rpc_port):
         for model, what in (("single", "one at a time"), ("bursts", "ten at a time")):
             compare(what, pid, port, rpc_port, model, given)
-        with started(REMOTE.format(port=port)) as (gateway, *ports):
-            compare("from a server", gateway, *ports, "single", given)
+        with started(REMOTE.format(port=port)) as (gateway, own_port, own_rpc_port):
+            compare("from a server", gateway, own_port, own_rpc_port, "single", given)
 
 
 @contextmanager

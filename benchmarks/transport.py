@@ -99,7 +99,8 @@ def _stock() -> httpx.AsyncBaseTransport:
 def _aiohttp() -> httpx.AsyncBaseTransport:
     from httpx_aiohttp import AiohttpTransport
 
-    return AiohttpTransport()
+    transport: httpx.AsyncBaseTransport = AiohttpTransport()
+    return transport
 
 
 @asynccontextmanager

@@ -74,17 +74,21 @@ class Paths(Generic[T]):
     def __init__(self) -> None:
         self._plain: dict[str, T] = {}
         self._templates: dict[str, list[tuple[str, T]]] = {}
-        # Compiled at a group's first request: all of them would take 0.03 s of each start.
-        self._patterns: dict[str, list[tuple[re.Pattern[str], T]]] = {}
+        self._ends: set[tuple[str, str]] = set()
+        # First and last segment -> the templates that may match. Compiled at a group's first request: all of them would
+        # take 0.03 s of each start.
+        self._patterns: dict[tuple[str, str], list[tuple[re.Pattern[str], T]]] = {}
 
     def add(self, template: str, value: T) -> None:
         """Map `template` to `value`."""
         if "{" not in template:
             self._plain[template] = value
             return
-        # Templates are grouped by their first segment, so that a lookup tries a few of them and not all. Those that end
-        # with the rest of a path come last: they match what more exact ones do.
-        group = self._templates.setdefault(_first(template), [])
+        # Templates are grouped by their first segment and their last, so that a lookup tries a few of them and not all.
+        # Those that end with the rest of a path come last: they match what more exact ones do.
+        first = _first(template)
+        self._ends.add((first, _last(template)))
+        group = self._templates.setdefault(first, [])
         group.insert(len(group) if template.endswith(":path}") else 0, (template, value))
 
     def find(self, path: str) -> Found[T] | None:
@@ -94,22 +98,27 @@ class Paths(Generic[T]):
         if plain is not None:
             return plain, {}
         path = path.rstrip("/") or "/"
-        first = _first(path)
-        group = self._patterns.get(first)
-        for pattern, value in self._compiled(first) if group is None else group:
+        first, last = _first(path), _last(path)
+        group = self._patterns.get((first, last))
+        for pattern, value in self._compiled(first, last) if group is None else group:
             if match := pattern.fullmatch(path):
                 # Unquoted after the match: `%2F` in a model's name must not split its segment.
                 return value, {name: unquote(part) for name, part in match.groupdict().items()}
         plain = self._plain.get(path)
         return None if plain is None else (plain, {})
 
-    def _compiled(self, first: str) -> list[tuple[re.Pattern[str], T]]:
-        """The templates with this first segment as patterns, which are kept."""
+    def _compiled(self, first: str, last: str) -> list[tuple[re.Pattern[str], T]]:
+        """The templates for paths with these segments at their ends, as patterns, which are kept."""
         if first not in self._templates:
             return []  # and not kept: any client could add to them
-        made = [(_pattern(template), value) for template, value in self._templates[first]]
-        self._patterns[first] = made
-        return made
+        if (first, last) not in self._ends:
+            last = "{"  # a parameter's value
+        group = self._patterns.get((first, last))
+        if group is None:
+            made = [(_last(template), template, value) for template, value in self._templates[first]]
+            group = [(_pattern(template), value) for end, template, value in made if end == last or "{" in end]
+            self._patterns[first, last] = group
+        return group
 
 
 class Mounts:
@@ -250,6 +259,10 @@ def _chosen(protocol: str, known: Mapping[str, Any], name: str | None) -> Any:
 
 def _first(path: str) -> str:
     return path[1:].partition("/")[0]
+
+
+def _last(path: str) -> str:
+    return path[path.rfind("/") + 1 :]
 
 
 def _pattern(template: str) -> re.Pattern[str]:

@@ -46,7 +46,9 @@ def left_out(request: Generate | Embed | Tokenize, sent: Collection[str] = ()) -
     for prompt in request.prompts:
         if isinstance(prompt, ChatPrompt):
             for message in prompt.messages:
-                _find_places(message, places)
+                # Nearly all messages are a role and a text.
+                if message.name or message.tool_calls or not isinstance(message.content, str):
+                    _find_places(message, places)
     foreign = request.foreign_fields if request.unread or request.unknown else ()
     unsent = [place for place in PLACES if place in places and place not in sent] if places else []
     return (*foreign, *hints, *unsent)

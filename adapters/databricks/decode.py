@@ -16,11 +16,14 @@ from adapters.openai.pooling.embeddings import read_embed
 from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
 from schemas import databricks as wire
 from schemas.errors import InvalidRequest
-from schemas.ir import Embed, Generate, Origin, Tokenize
+from schemas.ir import ChatPrompt, Embed, Generate, Origin, Tokenize
 from schemas.openai.responses import ResponseRequest
 
 _TASKS = {"messages": "chat", "prompt": "completions", "input": "embeddings"}
 """A field that the body of a task must have -> the task, named as the route that serves it alone."""
+
+CHATS = ("invocations", "served_invocations", "chat", "gateway_chat")
+"""The routes that chats come to."""
 
 
 def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Generate | Embed | Tokenize:
@@ -32,8 +35,8 @@ def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Gen
     # Parsed once, before the task is known: which struct the body is converted to depends on its fields.
     fields = parse(body)
     # The path names the endpoint, whatever `model` the body has.
-    if isinstance(fields, dict) and "name" in call.path:
-        fields["model"] = _endpoint(call)
+    if isinstance(fields, dict) and (model := endpoint(call)) is not None:
+        fields["model"] = model
     # Of `invocations` and the `gateway_` routes the body's fields decide; all other routes have one task.
     task = route.name if route.name in (*_TASKS.values(), OPERATION, COUNT) else _task(fields)
     if task in _TASKS.values() and isinstance(fields, dict):
@@ -51,9 +54,22 @@ def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Gen
     return replace(request, instruction=asked.instruction, client_request_id=asked.client_request_id)
 
 
-def _endpoint(call: Call) -> str:
-    """The endpoint that the path names, or one of its served entities (`endpoint:entity`)."""
-    name, served = call.path["name"], call.path.get("served")
+def checked(dialect: Dialect, request: Generate, call: Call) -> Generate:
+    """A plain chat, if it obeys the rules that Databricks adds.
+
+    Raises:
+        schemas.errors.InvalidRequest: it does not.
+    """
+    _check_task(call, request.model, "chat")
+    prompt = request.prompts[0]
+    if dialect.requests.alternating_roles and isinstance(prompt, ChatPrompt):
+        check_turns(prompt.messages)
+    return request
+
+
+def endpoint(call: Call) -> str | None:
+    """The endpoint that the path names, or one of its served entities (`endpoint:entity`); None: the body names it."""
+    name, served = call.path.get("name"), call.path.get("served")
     return name if served is None else f"{name}:{served}"
 
 

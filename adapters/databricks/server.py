@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from adapters.base import Call, Reply, Route
-from adapters.databricks.decode import read_request
+from adapters.databricks.decode import CHATS, checked, endpoint, read_request
 from adapters.databricks.describe import describe_change, get_endpoint, host_metadata, list_endpoints
 from adapters.databricks.dialects import Dialect
 from adapters.databricks.failures import error_event, error_reply
@@ -160,6 +160,7 @@ class DatabricksServer(OpenAIServer):
 
     # Narrows the attribute of the base class: `read_request` needs the fields that this dialect adds.
     _dialect: Dialect
+    _chat_operations = CHATS
 
     def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
         """Read a request, or a change of an endpoint.
@@ -173,6 +174,9 @@ class DatabricksServer(OpenAIServer):
                 name = min(change.unknown)
                 raise InvalidRequest(self._dialect.wording.unknown_field.format(name=name), param=name)
             return change
+        plain = self._plain_chats.read(route.name, body, call, endpoint(call))
+        if plain is not None:
+            return checked(self._dialect, plain, call)
         return read_request(self._dialect, route, body, call)
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:

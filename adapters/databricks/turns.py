@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from adapters.openai.inbound.checks import refused
+from schemas.ir import Message
 from schemas.openai.requests import ChatMessage
 
 _MAY_FOLLOW = {
@@ -14,7 +17,7 @@ _MAY_FOLLOW = {
 """A role -> the roles that it may follow; "" is the beginning of the conversation."""
 
 
-def check_turns(messages: tuple[ChatMessage, ...]) -> None:
+def check_turns(messages: Sequence[ChatMessage | Message]) -> None:
     """Refuse messages whose roles are out of order.
 
     Raises:
@@ -40,7 +43,7 @@ def check_turns(messages: tuple[ChatMessage, ...]) -> None:
         raise refused("messages", "Invalid 'messages': the last message must be a user message.")
 
 
-def _check_fields(message: ChatMessage, param: str) -> None:
+def _check_fields(message: ChatMessage | Message, param: str) -> None:
     if message.tool_calls and message.role != "assistant":
         raise refused(f"{param}.tool_calls", f"Invalid '{param}.tool_calls': only for messages of role 'assistant'.")
     # Databricks' page on `tool_calls`: role "assistant", and no specification for the field `content`.

@@ -138,13 +138,16 @@ class OpenAIServer:
         *batch_routes("/openai"),
     )
 
+    _chat_operations: ClassVar[tuple[str, ...]] = ("chat",)
+    """The names of the routes that chats come to."""
+
     batches: BatchCodec = OpenAIBatches()
     files: FileCodec = OpenAIFiles()
 
     def __init__(self, dialect: Dialect, now: Callable[[], float] = time.time) -> None:
         self._dialect = dialect
         self._now = now
-        self._plain_chats = PlainChats(dialect)
+        self._plain_chats = PlainChats(dialect, self._chat_operations)
 
     def decode(self, route: Route, body: bytes, call: Call) -> Request | Change:
         """Read a request.
@@ -155,14 +158,14 @@ class OpenAIServer:
         dialect = self._dialect
         if route.kind == "relay":  # the body may be a form
             return read_relay(dialect, route.name, body, call)
-        if (plain := self._plain_chats.read(route.name, body, call)) is not None:
+        # Azure's paths name the deployment, whatever `model` the body has.
+        if (plain := self._plain_chats.read(route.name, body, call, call.path.get("name"))) is not None:
             return plain
         fields, name = parse(body), route.name
         if name == INVOCATIONS and isinstance(fields, dict):
             fields.setdefault("model", "")  # SageMaker's containers have one model: the default endpoint's
             name = "chat" if "messages" in fields else "completions"
         origin = Origin(dialect.protocol, dialect.name, name, body)
-        # Azure's paths name the deployment, whatever `model` the body has.
         if isinstance(fields, dict) and "name" in call.path:
             fields["model"] = call.path["name"]
         if name in (OPERATION, COUNT):

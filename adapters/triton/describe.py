@@ -55,7 +55,9 @@ def model(call: Call) -> ModelCard:
         schemas.errors.RouteNotFound: the version is not a number, which Triton's route patterns do not match.
         schemas.errors.ModelNotFound: the model or version does not exist.
     """
-    version = call.path.get("version", VERSION)
+    version = call.path.get("version")
+    if version is None:
+        return find(call.catalog, call.path["model"], VERSION)
     # Triton routes by regular expressions with `versions/([0-9]+)`: another word is an unknown path, not a model.
     if not re.fullmatch("[0-9]+", version):
         raise RouteNotFound("Not Found")

@@ -20,8 +20,8 @@ from schemas.catalog import ModelCard
 class Tensor(msgspec.Struct, frozen=True):
     """An input or output; -1 in `dims` stands for any size.
 
-    `parameter` is the request parameter that an input stands for. `asked_by` is the input that asks for an output, if
-    its name is not `return_` and the output's. `own` marks an input that the endpoint declares.
+    `parameter` is the request parameter that an input stands for. `asked_by` is the input that asks for an output; ""
+    if answers have it anyway. `own` marks an input that the endpoint declares.
     """
 
     name: str
@@ -75,11 +75,11 @@ UNSUPPORTED_FLAGS = ("return_context_logits", "return_generation_logits")
 
 OUTPUTS = (
     Tensor("text_output", "BYTES", (-1,)),
-    Tensor("finish_reason", "BYTES", (-1,)),
-    Tensor("cumulative_logprob", "FP32", (-1,)),
-    Tensor("logprobs", "BYTES", (-1,)),
-    Tensor("num_input_tokens", "UINT32", (1,)),
-    Tensor("num_output_tokens", "UINT32", (-1,)),
+    Tensor("finish_reason", "BYTES", (-1,), asked_by="return_finish_reason"),
+    Tensor("cumulative_logprob", "FP32", (-1,), asked_by="return_cumulative_logprob"),
+    Tensor("logprobs", "BYTES", (-1,), asked_by="return_logprobs"),
+    Tensor("num_input_tokens", "UINT32", (1,), asked_by="return_num_input_tokens"),
+    Tensor("num_output_tokens", "UINT32", (-1,), asked_by="return_num_output_tokens"),
     # TensorRT-LLM's: the log-probabilities of each answer, and of each token of all answers.
     Tensor("cum_log_probs", "FP32", (-1,), asked_by="return_log_probs"),
     Tensor("output_log_probs", "FP32", (-1,), asked_by="return_log_probs"),

@@ -10,7 +10,7 @@ Strategy:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -41,17 +41,7 @@ from schemas.errors import (
     UnsupportedFeature,
     UnsupportedOperation,
 )
-from schemas.ir import (
-    ChatPrompt,
-    Embed,
-    Embeddings,
-    Events,
-    Generate,
-    TextPrompt,
-    Tokenize,
-    Tokens,
-    Usage,
-)
+from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, TextPrompt, Tokenize, Tokens, Usage
 from schemas.left_out import left_out
 from schemas.origin import Relay, RelayedAnswer
 
@@ -314,10 +304,13 @@ class RemoteBackend:
         as long as the server says that it is too long.
         """
         refusal: ContextLengthExceeded | None = None
-        if self._shortening is not None:
-            request = await self._shortening.fitting(request)
-        for form in shorter_requests(request):
-            taken = await self._as_taken(form)
+        # Most requests have one form, which most servers take as it is: nothing is awaited for these.
+        forms: Iterable[Generate] = (request,)
+        if request.overflow == "drop_turns" and self._shortening is not None:
+            forms = shorter_requests(await self._shortening.fitting(request))
+        as_it_is = self._chat is None and self._options.raw_text != "as_chat"
+        for form in forms:
+            taken = form if as_it_is else await self._as_taken(form)
             # Encoded once: all attempts send the same bytes.
             codec, outbound = self._encode(taken)
             try:

@@ -235,7 +235,7 @@ def _batches(choices: list[Iterator[Delta | None]], script: Script) -> Iterator[
         steps = islice(steps, script.fault.after)
     # None stands for a token that is held back. A batch of only such tokens is yielded empty, and takes its interval.
     while batch := tuple(islice(steps, script.burst * len(choices))):
-        yield tuple(delta for delta in batch if delta is not None)
+        yield tuple([delta for delta in batch if delta is not None])
 
 
 def _round_robin(choices: list[Iterator[Delta | None]]) -> Iterator[Delta | None]:

@@ -41,7 +41,7 @@ from schemas.errors import (
     UnsupportedFeature,
     is_failover_eligible,
 )
-from schemas.ir import Events, Generate, Request, Usage
+from schemas.ir import Delta, Events, Generate, Request, Usage
 
 log = structlog.get_logger()
 
@@ -324,7 +324,9 @@ class Responder:
             account.note_first_token(batch)
         else:
             account.note_next_token(batch)
-        account.note_reasons(batch)
+        # The usual batch is a text, which has no finish reason.
+        if len(batch) > 1 or type(batch[0]) is not Delta or account.texts is not None:
+            account.note_reasons(batch)
         return data
 
     async def _complete(self, encoder: StreamEncoder, usage: Usage) -> None:

@@ -29,6 +29,8 @@ class ChatStreamWriter(StreamWriter):
         prefix = dialect.answers.id_prefix if prefix is None else prefix
         super().__init__(dialect, request, created, encode_error, id=f"{prefix}{request.id}")
         self._role = "assistant" if dialect.answers.role_in_every_delta else UNSET
+        # Whether a text is one chunk, whatever its tokens are.
+        self._is_one_chunk = self._role is UNSET and not request.logprobs
         self._has_ids = False  # whether there was a chunk with ids
         self._opened: set[int] = set()  # choices that have a first chunk
         self._null_content: set[int] = set()  # choices whose content is null so far
@@ -39,14 +41,17 @@ class ChatStreamWriter(StreamWriter):
 
     def _delta(self, delta: Delta) -> bytes:
         is_text_only = bool(delta.text) and not (delta.tool_calls or delta.reasoning or delta.refusal)
+        # The hot path: a text of a choice that is open and whose surrounding bytes are cached. `type`, not
+        # `isinstance`: `Finished` is a `Delta`, too.
+        is_open = type(delta) is Delta and delta.choice in self._around_text
+        if is_text_only and is_open and (self._is_one_chunk or not delta.tokens) and not delta.ids:
+            return self._text(delta.choice, delta.text)
         if self._role is not UNSET and is_text_only and len(delta.tokens) > 1:
             return b"".join(map(self._piece, _one_token_each(delta)))
         return self._piece(delta, is_text_only=is_text_only)
 
     def _piece(self, delta: Delta, *, is_text_only: bool = True) -> bytes:
         has_logprobs = self._request.logprobs and delta.tokens
-        # The hot path: a plain text delta of a choice that is open and whose surrounding bytes are cached. `type`, not
-        # `isinstance`: `Finished` is a `Delta`, too.
         is_plain = is_text_only and not has_logprobs and not delta.ids
         if type(delta) is Delta and is_plain and delta.choice in self._around_text:
             return self._text(delta.choice, delta.text)

@@ -94,9 +94,10 @@ def check(dialect: Dialect, given: GenerationRequest) -> None:
     # `echo` with no tokens at all asks for the log-probabilities of the prompt.
     scores_prompt = given.max_tokens == 0 and bool(given.echo) and dialect.requests.echo_only
     for bound in limits.bounds:
-        if not (scores_prompt and bound.name == "max_tokens"):
-            # A dialect's bounds cover chats and completions: a field that this struct lacks is None.
-            check_bound(bound, getattr(given, bound.name, None))
+        # A dialect's bounds cover chats and completions: a field that this struct lacks is None.
+        value = getattr(given, bound.name, None)
+        if value is not None and not (scores_prompt and bound.name == "max_tokens"):
+            check_bound(bound, value)
     if limits.model_pattern is not None and not re.fullmatch(limits.model_pattern, given.model or ""):
         raise refused("model", "The format of model is invalid.")
     if given.stop is not None:
@@ -117,9 +118,11 @@ def check_chat(dialect: Dialect, given: ChatRequest) -> None:
     Raises:
         schemas.errors.InvalidRequest: `param` names the parameter.
     """
+    if given.top_logprobs is None:
+        return
     # Built here, not in the table, because the limit is a field of its own that a configuration may set.
     check_bound(Bound("top_logprobs", 0, dialect.limits.max_top_logprobs), given.top_logprobs)
-    if given.top_logprobs is not None and not given.logprobs:
+    if not given.logprobs:
         raise refused("top_logprobs", "The 'top_logprobs' parameter is only allowed when 'logprobs' is enabled.")
 
 

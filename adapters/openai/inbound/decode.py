@@ -6,6 +6,8 @@ OpenAI's API always samples, unless the temperature is 0.
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from functools import cache
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -36,6 +38,10 @@ _UNSUPPORTED_FIELDS = {
 }
 """Fields of a chat that would change the answer and that no backend supports -> the refusal."""
 
+# Most chats have none of the fields that few have. Their values are compared at once for that.
+_UNSUPPORTED = attrgetter(*_UNSUPPORTED_FIELDS, "modalities", "echo")
+_NO_UNSUPPORTED = (None,) * (len(_UNSUPPORTED_FIELDS) + 2)
+
 
 def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknown]:
     """Convert a parsed body to a `type` struct.
@@ -54,7 +60,8 @@ def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknow
         hidden = {name: value for name, value in fields.items() if name not in known}
         fields = {name: value for name, value in fields.items() if name in known}
     given, unknown = convert(fields, type)
-    unknown = Unknown(hidden | unknown, tuple(hidden) + unknown.paths)
+    if hidden:
+        unknown = Unknown(hidden | unknown, tuple(hidden) + unknown.paths)
     if dialect.requests.strict and (unknown or unknown.paths):
         # The first by name, so that the message does not depend on the order of the body.
         name = min({*unknown, *unknown.paths})
@@ -203,6 +210,8 @@ def read_model(dialect: Dialect, name: str | None, call: Call) -> str:
 
 
 def _refuse_unsupported(given: wire.ChatRequest) -> None:
+    if _UNSUPPORTED(given) == _NO_UNSUPPORTED:
+        return
     for field, message in _UNSUPPORTED_FIELDS.items():
         if getattr(given, field) is not None:
             raise UnsupportedFeature(message, feature=field, param=field)
@@ -220,11 +229,17 @@ def _best_of(given: wire.GenerationRequest) -> int | None:
 
 _SAMPLING = tuple(name for name in Sampling.__struct_fields__ if name in wire.GenerationRequest.__struct_fields__)
 """The fields with the name of a parameter of the IR, which is their meaning, too."""
+_SAMPLING_VALUES = attrgetter(*_SAMPLING)
+_NO_SAMPLING = (None,) * len(_SAMPLING)
+# OpenAI's default is a temperature of 1; the IR's default without any parameter would be greedy.
+_SAMPLES = Sampling(do_sample=True)
 
 
 def _sampling(given: wire.GenerationRequest) -> Sampling:
-    fields: dict[str, Any] = {name: getattr(given, name) for name in _SAMPLING}
-    # OpenAI's default is a temperature of 1; the IR's default without any parameter would be greedy.
+    values = _SAMPLING_VALUES(given)
+    if values == _NO_SAMPLING:
+        return _SAMPLES
+    fields: dict[str, Any] = dict(zip(_SAMPLING, values, strict=True))
     fields["do_sample"] = True
     fields["top_k"] = given.top_k if given.top_k is not None and given.top_k > 0 else None  # vLLM: -1 and 0 turn it off
     # OpenAI takes 0 as "the most likely token alone"; the IR's interval is open at 0.
@@ -249,14 +264,27 @@ def _stopping(dialect: Dialect, given: wire.GenerationRequest, limit: int | None
     )
 
 
+_MAY_HAVE_NONE = attrgetter(
+    "response_format", "structured_outputs", "stream_options", "guided_whitespace_pattern", "priority"
+)
+"""The fields that have no effect themselves, or that hold such fields."""
+_NONE = (None,) * 5
+
+
 def _without_effect(given: wire.GenerationRequest, call: Call) -> tuple[str, ...]:
     """The fields that are known, and change nothing but where the body is sent on."""
+    messages = given.messages if isinstance(given, wire.ChatRequest) else ()
+    # An assistant answers or refuses: of both, the answer is what it said.
+    refused = None
+    for place, each in enumerate(messages):
+        if each.refusal and each.content:
+            refused = place
+            break
+    if refused is None and _MAY_HAVE_NONE(given) == _NONE and not (isinstance(given, wire.ChatRequest) and given.store):
+        return ()
     schema = given.response_format.json_schema if given.response_format is not None else None
     outputs = given.structured_outputs or wire.StructuredOutputs()
     options = given.stream_options or wire.StreamOptions()
-    messages = given.messages if isinstance(given, wire.ChatRequest) else ()
-    # An assistant answers or refuses: of both, the answer is what it said.
-    refused = next((place for place, each in enumerate(messages) if each.refusal and each.content), None)
     asked = (
         (f"messages[{refused}].refusal", refused is not None),
         ("store", isinstance(given, wire.ChatRequest) and given.store and not call.keeps),
@@ -273,4 +301,9 @@ def _without_effect(given: wire.GenerationRequest, call: Call) -> tuple[str, ...
 
 
 def _hints(given: wire.GenerationRequest) -> dict[str, Any]:
-    return {name: value for name in HINTS if (value := getattr(given, name, None)) is not None}
+    return {name: value for name in _hint_names(type(given)) if (value := getattr(given, name)) is not None}
+
+
+@cache
+def _hint_names(type: type[wire.GenerationRequest]) -> tuple[str, ...]:
+    return tuple(name for name in HINTS if name in type.__struct_fields__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 from typing import Any
 
 from adapters.body import parse
@@ -36,6 +37,22 @@ _OWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "structural_tag": (),
 }
 """Fields that change the answer and that only a server of the client's dialect may have -> values without effect."""
+_OWN = attrgetter(*_OWN_FIELDS)
+_NO_OWN = (None,) * len(_OWN_FIELDS)
+_CONSTRAINED = attrgetter(
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json_object",
+    "json_schema",
+    "regex",
+    "ebnf",
+)
+"""All fields that may hold a constraint on the text."""
+_FREE = (None,) * 10
 
 
 def read_grammar(given: wire.GenerationRequest) -> Grammar | None:
@@ -44,6 +61,8 @@ def read_grammar(given: wire.GenerationRequest) -> Grammar | None:
     Raises:
         schemas.errors.InvalidRequest: there are several constraints, or one is malformed; `param` names it.
     """
+    if _CONSTRAINED(given) == _FREE:
+        return None
     found = [(name, value) for name, value in _constraints(given) if value is not None and value is not False]
     grammar = read_response_format(given.response_format)
     if len(found) + (grammar is not None) > 1:
@@ -74,10 +93,13 @@ def prompt_scores(given: wire.GenerationRequest) -> int | None:
 
 def own_fields(given: wire.GenerationRequest) -> tuple[Unread, ...]:
     """The fields that only a server of the client's own dialect can honour."""
+    values = _OWN(given)
+    if values == _NO_OWN:
+        return ()
     return tuple(
         Unread(name, name, f"The '{name}' parameter is not supported.")
-        for name, without_effect in _OWN_FIELDS.items()
-        if (value := getattr(given, name, None)) is not None and value not in without_effect
+        for (name, without_effect), value in zip(_OWN_FIELDS.items(), values, strict=True)
+        if value is not None and value not in without_effect
     )
 
 

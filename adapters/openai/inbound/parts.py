@@ -56,11 +56,13 @@ def read_part(part: wire.ContentPart, param: str) -> tuple[Part, ...]:
 def unread_parts(messages: tuple[wire.ChatMessage, ...]) -> tuple[Unread, ...]:
     """The parts that the IR leaves out: only a server that is sent the body can take them."""
     return tuple(
-        Unread(f"messages[{turn}].content[{place}].type", part.type, refusal)
-        for turn, message in enumerate(messages)
-        if isinstance(message.content, tuple)
-        for place, part in enumerate(message.content)
-        for refusal in _refusals(part)
+        [
+            Unread(f"messages[{turn}].content[{place}].type", part.type, refusal)
+            for turn, message in enumerate(messages)
+            if isinstance(message.content, tuple)
+            for place, part in enumerate(message.content)
+            for refusal in _refusals(part)
+        ]
     )
 
 

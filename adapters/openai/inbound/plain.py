@@ -39,8 +39,8 @@ class _StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Chat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: Annotated[str, msgspec.Meta(min_length=1)]
     messages: Annotated[tuple[_Message, ...], msgspec.Meta(min_length=1)]
+    model: str | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     user: str | None = None
@@ -62,27 +62,35 @@ class PlainChats:
 
     Args:
         dialect: whose rules hold.
+        operations: the names of the routes that chats come to.
     """
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, operations: tuple[str, ...]) -> None:
         self._dialect = dialect
+        self._operations = operations
+        self._foreign_roles = frozenset(_ROLES) - set(dialect.requests.roles)
         self._bounds = {bound.name: bound for bound in dialect.limits.bounds}
         limits, known = dialect.limits, dialect.requests
         own_rules = (limits.model_pattern, limits.max_message_chars, limits.max_iter_times, known.chat_fields)
         self._template: Generate | None = None  # None: the dialect has rules that are not checked here
-        if set(_ROLES) <= set(known.roles) and all(each is None for each in own_rules):
+        if "user" in known.roles and all(each is None for each in own_rules):
             chat = ChatRequest(model="m", messages=(ChatMessage("user", "m"),))
             self._template = read_chat(dialect, chat, Origin("", "", ""), Call("", Catalog({})), Unknown({}, ()))
 
-    def read(self, operation: str, body: bytes, call: Call) -> Generate | None:
-        """The request of a plain chat, as `read_chat` reads it; None: it is not plain, or to be refused."""
+    def read(self, operation: str, body: bytes, call: Call, model: str | None = None) -> Generate | None:
+        """The request of a plain chat, as `read_chat` reads it; None: it is not plain, or to be refused.
+
+        A `model` that the path names goes before the body's.
+        """
         template = self._template
-        # Azure's paths name the model.
-        if operation != "chat" or template is None or len(body) > _LARGE or "name" in call.path:
+        if operation not in self._operations or template is None or len(body) > _LARGE:
             return None
         try:
             given = _decode(body)
         except UNREADABLE:
+            return None
+        model = given.model if model is None else model
+        if not model or (self._foreign_roles and any(each.role in self._foreign_roles for each in given.messages)):
             return None
         stream = template.stream if given.stream is None else given.stream
         if given.stream_options is not None and not stream:
@@ -97,7 +105,7 @@ class PlainChats:
         return replace(
             template,
             id=call.id,
-            model=read_model(dialect, given.model, call),
+            model=read_model(dialect, model, call),
             prompts=(ChatPrompt(tuple([Message(each.role, each.content) for each in given.messages])),),
             stream=stream,
             origin=Origin(dialect.protocol, dialect.name, operation, body),

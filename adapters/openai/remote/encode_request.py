@@ -114,7 +114,7 @@ def _inexpressible_features(dialect: Dialect, request: Generate) -> dict[str, bo
         "grammar": request.grammar is not None
         and request.grammar.kind in ("regex", "ebnf")
         and not same_dialect(dialect, request),
-        "template_options": not same_dialect(dialect, request) and _uses_template(dialect, request.prompts[0]),
+        "template_options": _uses_template(dialect, request.prompts[0]) and not same_dialect(dialect, request),
         "watermark": request.sampling.watermark,
         "lora_adapters": request.lora_adapter is not None,
     }

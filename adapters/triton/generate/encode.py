@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -21,7 +22,20 @@ from adapters.triton.failures import body as error_body
 from adapters.triton.generate.request import outputs_of
 from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError
-from schemas.ir import Delta, Event, Events, Finished, Generate, Relayed, Started, TextPrompt, Token, TokenIds, Usage
+from schemas.ir import (
+    Delta,
+    Event,
+    Events,
+    Finished,
+    Generate,
+    Output,
+    Relayed,
+    Started,
+    TextPrompt,
+    Token,
+    TokenIds,
+    Usage,
+)
 from schemas.triton import Details
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"
@@ -60,8 +74,7 @@ class Values:
         self._wanted = [output.tensor for output in outputs_of(request)]
         self._choices = [Progress(dialect.wording.unfinished) for _ in range(len(request.prompts) * request.n)]
         self._prompts = [_prompt_text(request, index) if request.echo else "" for index in range(len(self._choices))]
-        # The fast path of ordinary streams: the text alone, of one choice. The prompts need no look: `echo` is refused
-        # in streams, and whole answers do not come through `piece`.
+        # The fast path: the text alone, of one choice. In streams the prompts need no look: `echo` is refused there.
         self.plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.answers.full_text
         self.prompt_tokens: int | None = None
 
@@ -75,6 +88,8 @@ class Values:
 
     def whole(self, answer: Completion) -> dict[str, list[Any]]:
         """The values of a whole answer."""
+        if self.plain and len(answer.choices) == 1:
+            return {"text_output": [self._prompts[0] + _text_of(answer.choices[0])]}
         self.prompt_tokens = answer.usage.prompt_tokens
         return self._all(answer.choices, answer.usage)
 
@@ -185,15 +200,11 @@ class Writer:
     """
 
     def __init__(self, request: Generate, dialect: Dialect) -> None:
-        fixed: dict[str, Any] = {"model_name": request.model, "model_version": dialect.answers.model_version}
-        if id := request.client_request_id or (request.id if dialect.answers.always_id else ""):
-            fixed = {"id": id} | fixed
-        outputs = {output.name: output.tensor for output in outputs_of(request)}
-        members = [*fixed, *outputs]
-        self._members = [
-            (_json(name) + b":" + (_json(fixed[name]) if name in fixed else b""), outputs.get(name, ""))
-            for name in (sorted(members) if dialect.answers.sorted_keys else members)
-        ]
+        answers, outputs = dialect.answers, outputs_of(request)
+        id = request.client_request_id or (request.id if answers.always_id else "")
+        # An id is of one answer, so nothing with one is kept.
+        members = _members.__wrapped__ if id else _members
+        self._members = members(request.model, answers.model_version, id, outputs, in_order=answers.sorted_keys)
 
     def around(self, tensor: str) -> tuple[bytes, bytes]:
         """The JSON of a response before and behind the value of its only tensor."""
@@ -209,6 +220,21 @@ class Writer:
             if not tensor or tensor in values
         ]
         return b"{" + b",".join(parts) + b"}"
+
+
+@lru_cache(256)
+def _members(
+    model: str, version: str | None, id: str, outputs: tuple[Output, ...], *, in_order: bool
+) -> tuple[tuple[bytes, str], ...]:
+    """The members of a response: the JSON before a value, and the tensor of the value; "" for one that is known."""
+    fixed: dict[str, Any] = {"id": id} if id else {}
+    fixed |= {"model_name": model, "model_version": version}
+    tensors = {output.name: output.tensor for output in outputs}
+    names = [*fixed, *tensors]
+    return tuple(
+        (_json(name) + b":" + (_json(fixed[name]) if name in fixed else b""), tensors.get(name, ""))
+        for name in (sorted(names) if in_order else names)
+    )
 
 
 def _unwrapped(value: Any) -> Any:

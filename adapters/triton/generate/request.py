@@ -64,23 +64,30 @@ def from_tensors(
     known = tensors.inputs(card)
     _check_complete(values, known, card.name)
     # From here on tensors have the usual names, whatever the endpoint calls them.
-    usual = {known[name].name: elements for name, elements in values.items() if not known[name].own}
+    usual: dict[str, list[Any]] = {}
+    flags: dict[str, bool] = {}
+    found: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    for name, elements in values.items():
+        tensor = known[name]
+        if tensor.own:
+            own[name] = elements[0] if len(elements) == 1 else elements
+        elif tensor.parameter:
+            found[tensor.parameter] = _parameter(tensor, elements)
+        elif tensor.datatype == "BOOL":
+            flags[tensor.name] = elements[0]
+        else:
+            usual[tensor.name] = elements
     length = usual.get("input_lengths")
     return Given(
         id=id,
         texts=tuple(usual.get("text_input", ())),
         ids=tuple(usual.get("input_ids", ()))[: length[0] if length else None],
-        images=tuple(ImagePart(image, "data") for image in usual.get("image", ())),
-        flags={name: elements[0] for name, elements in usual.items() if _is_flag(name)},
+        images=tuple([ImagePart(image, "data") for image in usual["image"]]) if "image" in usual else (),
+        flags=flags,
         # Inputs win over request parameters: vLLM's backend reads parameters only where its input is absent.
-        parameters=given_parameters
-        | _tensor_parameters(usual)
-        | _sampling_parameters(usual.get("sampling_parameters")),
-        own={
-            name: elements[0] if len(elements) == 1 else elements
-            for name, elements in values.items()
-            if known[name].own
-        },
+        parameters=given_parameters | found | _sampling_parameters(usual.get("sampling_parameters")),
+        own=own,
         outputs=outputs,
         binary=binary,
         unknown=unknown,
@@ -108,7 +115,7 @@ def to_generate(given: Given, route: Route, call: Call, card: ModelCard, dialect
         model=card.name,
         prompts=(TokensPrompt(given.ids),)
         if given.ids
-        else tuple(TextPrompt(text, given.images) for text in given.texts),
+        else tuple([TextPrompt(text, given.images) for text in given.texts]),
         sampling=parameters.sampling(values, dialect),
         stopping=parameters.stopping(values, dialect),
         stream=stream,
@@ -157,6 +164,9 @@ def outputs_of(request: Generate) -> tuple[Output, ...]:
 
 
 def _check_complete(values: dict[str, list[Any]], known: dict[str, tensors.Tensor], model: str) -> None:
+    # Nearly always the endpoint has the usual inputs, of which it needs the text alone.
+    if known is tensors.INPUT and values.get("text_input") and not values.get("input_ids"):
+        return
     usual = {tensor.name: name for name, tensor in known.items()}
     given = [name for name in ("text_input", "input_ids") if values.get(usual[name])]
     if len(given) == 2:
@@ -181,20 +191,9 @@ def _listed(names: list[str] | dict[str, Any]) -> str:
     return "[" + ",".join(f"'{name}'" for name in names) + "]"
 
 
-def _is_flag(name: str) -> bool:
-    tensor = tensors.INPUT[name]
-    return tensor.datatype == "BOOL" and not tensor.parameter
-
-
-def _tensor_parameters(usual: dict[str, list[Any]]) -> dict[str, Any]:
-    """The request parameters that inputs stand for. An empty text is TensorRT-LLM's "no words"."""
-    found = {}
-    for name, elements in usual.items():
-        tensor = tensors.INPUT[name]
-        if tensor.parameter:
-            words = [element for element in elements if element != ""]
-            found[tensor.parameter] = words if tensor.dims == (-1,) else elements[0]
-    return found
+def _parameter(tensor: tensors.Tensor, elements: list[Any]) -> Any:
+    """The request parameter that an input stands for. An empty text is TensorRT-LLM's "no words"."""
+    return [element for element in elements if element != ""] if tensor.dims == (-1,) else elements[0]
 
 
 def _sampling_parameters(elements: list[str] | None) -> dict[str, Any]:
@@ -212,10 +211,13 @@ def _sampling_parameters(elements: list[str] | None) -> dict[str, Any]:
 
 def _outputs(given: Given, card: ModelCard) -> tuple[Output, ...]:
     """The outputs of a request that lists none: the text, and those of its `return_…` inputs."""
+    flags = given.flags
     return tuple(
-        Output(tensor.name, name, given.binary)
-        for name, tensor in tensors.outputs(card).items()
-        if tensor.name == "text_output" or given.flags.get(tensor.asked_by or f"return_{tensor.name}")
+        [
+            Output(tensor.name, name, given.binary)
+            for name, tensor in tensors.outputs(card).items()
+            if not tensor.asked_by or flags.get(tensor.asked_by)
+        ]
     )
 
 
