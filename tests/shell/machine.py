@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,6 @@ class Machine:
         self.here.mkdir(parents=True)
         shutil.copytree(ROOT / "deploy", self.here / "deploy")
         self._programs.mkdir()
-        # Where there is a program of this name, its options are not the gateway's.
         self.program("curl", f'{shutil.which("curl")} --silent --fail-with-body "$@" && echo')
 
     @property
@@ -75,7 +76,7 @@ class Machine:
         """The calls of stand-ins so far."""
         return [msgspec.json.decode(line, type=Call) for line in self._calls.read_bytes().splitlines()]
 
-    def start(self, block: Block, addresses: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[str]:
+    def start(self, block: Block, addresses: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[bytes]:
         """Have bash run a block, in a process group of its own.
 
         Args:
@@ -90,7 +91,19 @@ class Machine:
         path = os.pathsep.join((str(self._programs), str(Path(sys.executable).parent), os.environ["PATH"]))
         environment = os.environ | self.environment | {"PATH": path, "CALLS": str(self._calls)}
         command = ["bash", "-euo", "pipefail", "-c", code]
-        return subprocess.Popen(command, cwd=self.here, env=environment, text=True, start_new_session=True, **more)
+        return subprocess.Popen(command, cwd=self.here, env=environment, start_new_session=True, **more)
+
+    @contextmanager
+    def running(self, block: Block, addresses: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """Have a block run until the end of the context; its output goes to a file."""
+        with log.open("wb") as out:
+            process = self.start(block, addresses, stdout=out, stderr=out)
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            process.wait(LIMIT)
 
     def run(self, block: Block, addresses: Mapping[str, str] | None = None, status: int = 0) -> str:
         """Run a block to its end, and return what it has printed.
@@ -99,6 +112,6 @@ class Machine:
             AssertionError: it ended with another status.
         """
         with self.start(block, addresses, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            shown, _ = process.communicate(timeout=LIMIT)
+            shown = process.communicate(timeout=LIMIT)[0].decode()
         assert process.returncode == status, f"{block.page}: {process.returncode}: {shown}"
         return shown
