@@ -105,13 +105,15 @@ class Machine:
                 os.killpg(process.pid, signal.SIGTERM)
             process.wait(LIMIT)
 
-    def run(self, block: Block, addresses: Mapping[str, str] | None = None, status: int = 0) -> str:
-        """Run a block to its end, and return what it has printed.
+    def run(
+        self, block: Block, addresses: Mapping[str, str] | None = None, status: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a block to its end.
 
         Raises:
             AssertionError: it ended with another status.
         """
-        with self.start(block, addresses, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-            shown = process.communicate(timeout=LIMIT)[0].decode()
-        assert process.returncode == status, f"{block.page}: {process.returncode}: {shown}"
-        return shown
+        with self.start(block, addresses, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            shown, errors = (each.decode() for each in process.communicate(timeout=LIMIT))
+        assert process.returncode == status, f"{block.page}: {process.returncode}: {shown}{errors}"
+        return subprocess.CompletedProcess(process.args, status, shown, errors)

@@ -68,10 +68,11 @@ def test_the_examination(found: list[Block], machine: Machine) -> None:
     config = save("llama", machine.here / "Llama-3.1-8B") / "config.json"
     # It decodes 64 tokens, and again to measure: more than the tests' models have room for.
     config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1024}))
-    shown = machine.run(block)
-    text, report = shown[: shown.index("\n{")], json.loads(shown[shown.index("\n{") :])
+    text, brace, report = machine.run(block).stdout.partition("\n{")
     assert f"Decode of {WEIGHTS}" in text
-    assert (report["model"], report["faults"]) == ("Llama-3.1-8B", [])
+    found_out = json.loads(brace + report)
+    assert (found_out["model"], found_out["faults"]) == ("Llama-3.1-8B", [])
+    assert [each["sequences"] for each in found_out["decoding"]] == [1, 8, 32]
 
 
 LORA = """
@@ -90,6 +91,7 @@ served_entities = [{{ name = "base", backend = "local" }}]
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason=missing("curl"))
 @runs("docs/lora.md")
 async def test_lora_adapters_are_loaded(
     found: list[Block], machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -106,8 +108,8 @@ async def test_lora_adapters_are_loaded(
     monkeypatch.setenv("ADMIN_KEY", KEY)
     app = create_app(parse(LORA.format(model=WEIGHTS, folder=tmp_path / "lora")))
     async with listening(app) as port:
-        shown = await asyncio.to_thread(machine.run, block, {"localhost:8000": f"127.0.0.1:{port}"})
-    assert shown.splitlines() == [
+        done = await asyncio.to_thread(machine.run, block, {"localhost:8000": f"127.0.0.1:{port}"})
+    assert done.stdout.splitlines() == [
         "Success: LoRA adapter 'sql' added successfully.",
         "Success: LoRA adapter 'sql' removed successfully.",
     ]
@@ -198,12 +200,12 @@ async def test_figures_are_added_and_requests_exported_and_replayed(found: list[
         async with running(gateway(folder)) as client:
             for _ in range(requests):
                 assert (await chat(client)).status_code == 200
-    assert "files of counters" in machine.run(add)
-    assert machine.run(export).splitlines() == ["3 requests in chat.jsonl", "3 requests in all.parquet"]
+    assert "files of counters" in machine.run(add).stdout
+    assert machine.run(export).stdout.splitlines() == ["3 requests in chat.jsonl", "3 requests in all.parquet"]
     async with listening(gateway(own)) as port, listening(gateway(machine.folder / "far", "llama")) as far:
         addresses = {"127.0.0.1:8000": f"127.0.0.1:{port}", "10.0.0.7:8000": f"127.0.0.1:{far}"}
-        shown = await asyncio.to_thread(machine.run, replay, addresses)
-    assert [line for line in shown.splitlines() if " requests on " in line] == [
+        done = await asyncio.to_thread(machine.run, replay, addresses)
+    assert [line for line in done.stdout.splitlines() if " requests on " in line] == [
         "3 requests on chat:challenger",
         "3 requests on llama",
     ]
@@ -230,6 +232,7 @@ def sources(machine: Machine) -> Machine:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemctl") is None, reason=missing("systemctl (systemd)"))
+@pytest.mark.skipif(shutil.which("openssl") is None, reason=missing("openssl"))
 @runs("docs/guides/systemd.md", "install")
 @runs("docs/guides/upgrading.md", "upgrade")
 def test_a_service_is_installed_and_upgraded(
@@ -259,8 +262,7 @@ def test_a_service_is_installed_and_upgraded(
     monkeypatch.setenv(name, keys)
     (root / "var/lib/interlingua").mkdir(parents=True)
     file.write_text(file.read_text().replace("/var/lib", f"{root}/var/lib"))
-    shown = sources.run(upgrading)
-    assert "chat" in shown, shown
+    assert "chat" in sources.run(upgrading).stdout
 
 
 # --- containers and clusters
@@ -292,9 +294,9 @@ def test_compose_reads_its_words_and_files(found: list[Block], machine: Machine)
         pytest.skip(missing("make .venv-tools/.installed"))
     machine.program("docker", f'shift\nexec {compose} "$@"')
     machine.environment |= {"DOCKER_HOST": f"unix://{machine.folder}/absent", "DOCKER_CONFIG": str(machine.folder)}
-    assert "failed to connect to the docker API" in machine.run(block, status=1)
+    assert "failed to connect to the docker API" in machine.run(block, status=1).stderr
     machine.program("docker", f'shift\nexec {compose} "$@" --no-such-option')
-    assert "unknown flag" in machine.run(block, status=1)
+    assert "unknown flag" in machine.run(block, status=1).stderr
 
 
 @runs("docs/observability.md")
