@@ -39,7 +39,7 @@ class Machine:
 
     Attributes:
         folder: the root.
-        here: where blocks are run: by default a folder with what is in `/deploy` of the repository.
+        here: where blocks are run: a folder with the repository's `deploy`.
         environment: variables beside those of this process.
     """
 

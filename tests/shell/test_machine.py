@@ -134,7 +134,7 @@ async def test_an_engine_on_another_machine(
     addresses = {"ENGINE_SECRET=...": "ENGINE_SECRET=$ENGINE_SECRET", "10.0.0.7:7000": address}
     with machine.running(block, addresses, machine.folder / "log"):
         async with running(app) as client:
-            answer = await chat(client, max_tokens=4)
+            answer = await chat(client, max_tokens=4, temperature=0)
             assert answer.status_code == 200, answer.text
             assert answer.json()["usage"]["completion_tokens"] > 0
 
@@ -164,7 +164,7 @@ async def test_a_server_of_the_readme(words: str, machine: Machine, tmp_path: Pa
             await asyncio.to_thread(until, lambda: served.greets() or process.poll() is not None, log)
             assert process.poll() is None, log.read_text()
             models = await asyncio.to_thread(httpx.get, f"{served.url}/v1/models")
-            asked = {"model": models.json()["data"][0]["id"], "messages": MESSAGES, "max_tokens": 4}
+            asked = {"model": models.json()["data"][0]["id"], "messages": MESSAGES, "max_tokens": 4, "temperature": 0}
             answer = await asyncio.to_thread(served.ask, "/v1/chat/completions", asked)
             assert answer["choices"][0]["message"]["content"]
 
