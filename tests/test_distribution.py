@@ -36,6 +36,11 @@ pytestmark = [
     pytest.mark.xdist_group("distribution"),
 ]
 
+MOST_INSTALLED = 150_000_000
+"""Bytes of an environment with the gateway alone, bytecode included, without pip."""
+MOST_RESIDENT = 70_000_000
+"""Bytes of memory of a worker."""
+
 REMOTE = """
 [backends.far]
 kind = "openai"
@@ -191,9 +196,22 @@ def test_the_installed_gateway_answers_over_a_remote_server(installed: Path, ups
         assert answer["choices"][0]["message"]["content"] == "Paris"
         with gateway.open("/v1/messages", question | {"max_tokens": 8}) as answered:
             assert json.load(answered)["content"][0]["text"] == "Paris"
+        (worker,) = gateway.workers()
+        pages = int(Path(f"/proc/{worker}/statm").read_text().split()[1])
+        assert pages * os.sysconf("SC_PAGE_SIZE") <= MOST_RESIDENT
     finally:
         process.terminate()
         assert process.wait(60) == 0, log.read_text()
+
+
+def test_it_takes_little_room(installed: Path) -> None:
+    (packages,) = installed.parent.glob("lib/python*/site-packages")
+    files = [file for each in packages.iterdir() for file in ([each] if each.is_file() else each.rglob("*"))]
+    sources = [file for file in files if file.is_file() and file.suffix != ".pyc"]
+    assert "litestar" in {file.relative_to(packages).parts[0] for file in sources}
+    # Bytecode, which not every environment writes, takes about as much as its sources.
+    size = sum(file.stat().st_size * (2 if file.suffix == ".py" else 1) for file in sources)
+    assert size <= MOST_INSTALLED, size
 
 
 def test_what_it_does_not_bring_is_named(installed: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""The shell blocks of the documents: every command exists, with its options, and what can run does.
+"""The shell blocks of the documents: every command exists, with its options, and runs.
 
-A block after the comment `<!-- not run: REASON -->` is parsed only. Blocks of YAML and INI are read as what
-they are for.
+A block after the comment `<!-- run by tests/shell: REASON -->` needs more than a gateway, and is run by
+`tests/shell/test_machine.py`. Blocks of YAML and INI are read as what they are for.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import shlex
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 import pytest
@@ -30,17 +29,12 @@ from gateway.usage.spool import Spool
 from tests.gateway.serving import listening
 from tests.gateway.usage.records import record
 from tests.missing_tools import missing, needs_engine
+from tests.shell.blocks import ROOT, Block, blocks
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-_BLOCK = re.compile(
-    r"(?:^ *<!-- not run: (?P<why>[^\n]+) -->\n)?^(?P<indent> *)```(?P<kind>\w*)\n(?P<code>.*?)^(?P=indent)```$",
-    re.MULTILINE | re.DOTALL,
-)
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 KEY = "key-of-an-admin"
 LONG = ("gateway serve", "make", "git", "cd", "pip install", "python")
-"""Commands that run until they are stopped, or are tested as a whole elsewhere."""
+"""Commands that run until they are stopped, or are tested elsewhere: `tests/shell`, `test_first_hour.py`, by hand."""
 
 SERVED = """
 [server]
@@ -57,43 +51,10 @@ experiment = {{ ramp = {{ arm = "b" }} }}
 """
 
 
-class Command(NamedTuple):
-    """A simple command as words, without assignments, and the file that gets its output, if one does."""
-
-    words: list[str]
-    into: str | None
-
-
-class Block(NamedTuple):
-    """A shell block of a page, and why it is not run, if so."""
-
-    page: str
-    code: str
-    why: str | None
-
-    def commands(self) -> Iterator[Command]:
-        """Its simple commands."""
-        for line in self.code.replace("\\\n", " ").splitlines():
-            for part in re.split(r"\s(?:&&|\|)\s", re.sub(r"(^|\s+)#.*$", "", line)):
-                before, _, into = part.partition(" > ")
-                words = shlex.split(before)
-                while words and re.match(r"[A-Z_]+=", words[0]):
-                    words.pop(0)
-                if words:
-                    yield Command([Path(words[0]).name, *words[1:]], into.strip() or None)
-
-
-def blocks() -> Iterator[Block]:
-    for page in PAGES:
-        for found in _BLOCK.finditer(page.read_text()):
-            if found["kind"] == "sh":
-                yield Block(str(page.relative_to(ROOT)), found["code"], found["why"])
-
-
-BLOCKS = [pytest.param(block, id=f"{block.page}-{number}") for number, block in enumerate(blocks())]
+BLOCKS = [pytest.param(block, id=f"{block.page}-{number}") for number, block in enumerate(blocks("sh"))]
 RUN = [
     (block, command)
-    for block in blocks()
+    for block in blocks("sh")
     if block.why is None
     for command in block.commands()
     if not " ".join(command.words).startswith(LONG)
@@ -132,7 +93,7 @@ LAID_OUT: dict[str, Callable[[Path], None]] = {
 
 def test_every_block_has_a_kind() -> None:
     """Without one, nothing would check it."""
-    kinds = {(page.name, found["kind"]) for page in PAGES for found in _BLOCK.finditer(page.read_text())}
+    kinds = {(Path(block.page).name, block.kind) for block in blocks()}
     assert {kind for _, kind in kinds} <= {"sh", "toml", "python", "yaml", "ini"}
     # Those that tests/clients (test_readme.py, test_batches.py, test_openai_stored.py) and
     # tests/gateway/filters/test_chain.py run.
@@ -211,13 +172,8 @@ async def test_commands_that_ask_a_server_are_answered(tmp_path: Path, monkeypat
                 assert done.exit_code == 0, f"{block.page}: {words}: {done.output}"
 
 
-def others(kind: str) -> list[str]:
-    """The blocks of a kind, in the order of the pages."""
-    return [found["code"] for page in PAGES for found in _BLOCK.finditer(page.read_text()) if found["kind"] == kind]
-
-
 def test_units_and_entry_points_are_read_as_what_they_are_for() -> None:
-    entry_points, unit = others("ini")
+    entry_points, unit = (block.code for block in blocks("ini"))
     (group,) = tomllib.loads(entry_points)["project"]["entry-points"]
     assert group == "gateway.filters"
     settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line)
@@ -232,7 +188,7 @@ def test_units_and_entry_points_are_read_as_what_they_are_for() -> None:
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason=missing("promtool (prometheus)"))
 def test_yaml_is_read_by_its_program(tmp_path: Path) -> None:
-    client, scrape = others("yaml")
+    client, scrape = (block.code for block in blocks("yaml"))
     assert yaml.safe_load(client)["models"][0]["apiBase"] == "http://127.0.0.1:8000/v1"
     (tmp_path / "key").write_text("one")
     file = tmp_path / "prometheus.yml"

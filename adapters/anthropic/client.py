@@ -6,10 +6,10 @@ from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.outbound import write_request
 from adapters.anthropic.relay import relays, remote_headers
 from adapters.anthropic.remote import StreamReader, read_answer, read_failure
-from adapters.base import Outbound, Reply
+from adapters.base import Outbound
 from adapters.outbound import relayed_body
-from schemas.errors import GatewayError
-from schemas.ir import Embed, Events, Generate
+from adapters.written_client import WrittenClient
+from schemas.ir import Embed, Generate
 from schemas.left_out import BUDGET, left_out
 from schemas.origin import Relay
 
@@ -17,35 +17,13 @@ _SENT = ("thinking", BUDGET)
 """The hints that the protocol has a form for."""
 
 
-class AnthropicClient:
-    """Client codec of one dialect.
+class AnthropicClient(WrittenClient[Dialect]):
+    """Client codec of one dialect."""
 
-    Args:
-        dialect: the dialect to speak.
-    """
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-
-    def encode(self, request: Generate) -> Outbound:
-        """Write a request.
-
-        Raises:
-            schemas.errors.UnsupportedFeature: the protocol cannot express it.
-        """
-        return write_request(self._dialect, request)
-
-    def decoder(self, request: Generate) -> StreamReader:
-        """A reader for the streamed answer to `request`."""
-        return StreamReader(self._dialect, request)
-
-    def decode(self, request: Generate, reply: Reply) -> Events:
-        """The whole answer to `request`, as the complete stream of its events."""
-        return read_answer(self._dialect, request, reply)
-
-    def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
-        """False: the protocol has no token ids."""
-        return False
+    write_request = staticmethod(write_request)
+    stream_reader = StreamReader
+    read_answer = staticmethod(read_answer)
+    read_failure = staticmethod(read_failure)
 
     @property
     def relayed(self) -> frozenset[tuple[str, str]]:
@@ -62,7 +40,3 @@ class AnthropicClient:
         """None of a body that is relayed; else all, since the request is written anew."""
         relayed = isinstance(request, Generate) and relays(self._dialect, request)
         return () if relayed else left_out(request, _SENT)
-
-    def error(self, reply: Reply) -> GatewayError:
-        """The error that a reply with an error status stands for."""
-        return read_failure(reply)

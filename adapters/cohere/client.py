@@ -7,8 +7,8 @@ from adapters.cohere.dialects import Dialect
 from adapters.cohere.outbound import EXACT_EFFORTS, INPUT_TYPE, write_embed, write_request
 from adapters.cohere.remote import StreamReader, read_answer, read_embeddings, read_failure
 from adapters.outbound import relayed_body
-from schemas.errors import GatewayError
-from schemas.ir import Embed, Embeddings, Events, Generate
+from adapters.written_client import WrittenClient
+from schemas.ir import Embed, Embeddings, Generate
 from schemas.left_out import BUDGET, DETAIL, STRICT, left_out
 from schemas.origin import Relay
 
@@ -18,31 +18,13 @@ _RELAYED = frozenset(("openai", name) for name in ("rerank", "rerank_unversioned
 """Requests for ranks have one form everywhere: Cohere's."""
 
 
-class CohereClient:
-    """Client codec of one dialect.
+class CohereClient(WrittenClient[Dialect]):
+    """Client codec of one dialect."""
 
-    Args:
-        dialect: the dialect to speak.
-    """
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-
-    def encode(self, request: Generate) -> Outbound:
-        """Write a request.
-
-        Raises:
-            schemas.errors.UnsupportedFeature: the protocol cannot express it.
-        """
-        return write_request(self._dialect, request)
-
-    def decoder(self, request: Generate) -> StreamReader:
-        """A reader for the streamed answer to `request`."""
-        return StreamReader(self._dialect, request)
-
-    def decode(self, request: Generate, reply: Reply) -> Events:
-        """The whole answer to `request`, as the complete stream of its events."""
-        return read_answer(self._dialect, request, reply)
+    write_request = staticmethod(write_request)
+    stream_reader = StreamReader
+    read_answer = staticmethod(read_answer)
+    read_failure = staticmethod(read_failure)
 
     def encode_embed(self, request: Embed) -> Outbound:
         """Write a request for embeddings.
@@ -65,17 +47,9 @@ class CohereClient:
         """A request for ranks, as it came."""
         return Outbound("/v2/rerank", relayed_body(request.origin.body, {"model": request.model}))
 
-    def returns_token_ids(self, request: Generate) -> bool:  # noqa: ARG002
-        """False: the ids that it has belong to pieces of text, not to tokens."""
-        return False
-
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """What has no field of the protocol."""
         if isinstance(request, Embed):
             return tuple(name for name in request.unknown if name != INPUT_TYPE)
         is_exact = request.hints.get("reasoning_effort") in EXACT_EFFORTS
         return left_out(request, (*_SENT, "reasoning_effort") if is_exact else _SENT)
-
-    def error(self, reply: Reply) -> GatewayError:
-        """The error that a reply with an error status stands for."""
-        return read_failure(reply)

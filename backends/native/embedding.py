@@ -47,18 +47,10 @@ async def embed(
         schemas.errors.GatewayError: the engine has no room or failed.
     """
     size = _size(request, ready)
-
-    def cased(given: str) -> str:
-        return given.lower() if recipe.lower_case else given
-
     prompt = recipe.prompt(request.instruction)
     # Some recipes (`include_prompt` false, as INSTRUCTOR's) exclude the prompt's tokens from the mean.
-    unpooled = 0 if recipe.include_prompt or not prompt else await text.prefix_length(cased(prompt))
-    texts = [cased(prompt + given.text) for given in request.inputs if isinstance(given, TextPrompt)]
-    # One call for all texts: a fast tokenizer encodes a batch in parallel. Inputs of both kinds keep their order: each
-    # text takes the next encoded one.
-    encoded = iter(await text.encode_texts(texts, truncate=truncate))
-    inputs = [given.ids if isinstance(given, TokensPrompt) else next(encoded) for given in request.inputs]
+    unpooled = 0 if recipe.include_prompt or not prompt else await text.prefix_length(_cased(recipe, prompt))
+    inputs = await _token_ids(request, text, recipe, truncate)
     for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, ready.context_length)
@@ -82,6 +74,20 @@ async def embed(
     if size < ready.embedding_size:
         made = [_normalized(vector[:size]) if recipe.normalize else vector[:size] for vector in made]
     return Embeddings(request.model, tuple(made), Usage(sum(map(len, inputs)), 0))
+
+
+async def _token_ids(request: Embed, text: TextCodec, recipe: Recipe, truncate: int | None) -> list[tuple[int, ...]]:
+    """The token ids of each input; texts have the recipe's prompt in front."""
+    prompt = recipe.prompt(request.instruction)
+    texts = [_cased(recipe, prompt + given.text) for given in request.inputs if isinstance(given, TextPrompt)]
+    # One call for all texts: a fast tokenizer encodes a batch in parallel. Inputs of both kinds keep their order: each
+    # text takes the next encoded one.
+    encoded = iter(await text.encode_texts(texts, truncate=truncate))
+    return [given.ids if isinstance(given, TokensPrompt) else next(encoded) for given in request.inputs]
+
+
+def _cased(recipe: Recipe, given: str) -> str:
+    return given.lower() if recipe.lower_case else given
 
 
 def _size(request: Embed, ready: Ready) -> int:

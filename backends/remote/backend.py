@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", Generate, Embed, Relay)
 
-_OF_RAW_TEXT = frozenset({Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF})
-"""What servers have for raw text alone."""
-
 
 class RemoteBackend:
     """Answers with a server elsewhere.
@@ -113,17 +110,10 @@ class RemoteBackend:
         self._renders = Feature.CHAT not in features
         self._chat: ChatText | None = None
         self._start_error = ""
-        offered = self._options.features
-        if self._options.raw_text is not None:
-            features -= _OF_RAW_TEXT
-        # What is counted exactly here needs no server that says when a conversation is too long.
-        if self._renders and None not in (self._options.context_length, self._options.tokenizer):
-            features |= {Feature.TRUNCATION}
         if self._options.chat_template is not None and not self._renders:
             raise msgspec.ValidationError("the server renders chats itself - at `$.chat_template`")
         self.capabilities = Capabilities(
-            # The options narrow what the codecs can express and never widen it.
-            features=features if offered is None else features & offered,
+            features=self._options.offered(features),
             raw_text=(raw_text if self._options.raw_text is None else self._options.raw_text == "as_chat"),
             relays=frozenset() if relay is None else relay.relayed,
             embeddings=embeddings is not None,

@@ -12,6 +12,9 @@ from backends.affinity import AffinityPolicy
 from backends.base import Feature
 from backends.transport import TransportLimits, check_proxy, split_url
 
+_OF_RAW_TEXT = frozenset({Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF})
+"""What servers have for raw text alone."""
+
 
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Timeouts in seconds. The whole of a stream has none.
@@ -142,3 +145,12 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         """The environment variables of the server's keys."""
         names = self.api_key_env
         return () if names is None else (names,) if isinstance(names, str) else names
+
+    def offered(self, features: frozenset[Feature]) -> frozenset[Feature]:
+        """What is offered of the features that codecs can express, which the options narrow and never widen."""
+        if self.raw_text is not None:
+            features -= _OF_RAW_TEXT
+        # What is counted exactly here needs no server that says when a conversation is too long.
+        if Feature.CHAT not in features and None not in (self.context_length, self.tokenizer):
+            features |= {Feature.TRUNCATION}
+        return features if self.features is None else features & self.features

@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from adapters.fold import fold
 from schemas.completion import Completion
 from schemas.ir import (
+    ChatPrompt,
     Delta,
     Event,
     Events,
     Finished,
     FinishReason,
+    Generate,
+    Message,
     Started,
     Stopping,
     Token,
@@ -35,6 +38,12 @@ texts = st.text(
 """Texts that break naive framing: line ends of all kinds, quotes, control and astral characters."""
 
 logprobs = st.floats(min_value=-1e4, max_value=0.0, allow_nan=False)
+
+
+def asked(**fields: object) -> Generate:
+    """A chat of one message, with further fields."""
+    fields = {"id": "r1", "model": "m", "prompts": (ChatPrompt((Message("user", "x"),)),)} | fields
+    return Generate(**fields)  # type: ignore[arg-type]
 
 
 def canonical(events: Events) -> Completion:

@@ -39,7 +39,7 @@ from schemas.ir import (
     ToolCall,
     ToolChoice,
 )
-from tests.adapters.laws import batches, canonical, splits, streams, texts
+from tests.adapters.laws import asked, batches, canonical, splits, streams, texts
 
 SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
 CLIENT = ADAPTER.client(ADAPTER.dialects["anthropic"])
@@ -51,14 +51,9 @@ def mirrored(request: Generate) -> Generate:
     """The request as the server codec of a remote decodes it."""
     sent = CLIENT.encode(request)
     assert sent.path == MESSAGES.path
-    asked = SERVER.decode(MESSAGES, sent.body, Call("r1", Catalog({})))
-    assert isinstance(asked, Generate)
-    return msgspec.structs.replace(asked, origin=None)
-
-
-def asked(**fields: object) -> Generate:
-    fields = {"id": "r1", "model": "m", "prompts": (ChatPrompt((Message("user", "x"),)),)} | fields
-    return Generate(**fields)  # type: ignore[arg-type]
+    read = SERVER.decode(MESSAGES, sent.body, Call("r1", Catalog({})))
+    assert isinstance(read, Generate)
+    return msgspec.structs.replace(read, origin=None)
 
 
 def decodable(answer: Completion) -> Completion:

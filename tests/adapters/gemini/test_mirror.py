@@ -38,7 +38,7 @@ from schemas.ir import (
     ToolChoice,
     Usage,
 )
-from tests.adapters.laws import batches, canonical, splits, streams, texts
+from tests.adapters.laws import asked, batches, canonical, splits, streams, texts
 
 DIALECT = ADAPTER.dialects["gemini"]
 SERVER, CLIENT = ADAPTER.server(DIALECT), ADAPTER.client(DIALECT)
@@ -49,11 +49,6 @@ REASONS = (FinishReason.EOS, FinishReason.LENGTH)
 
 def call(model: str = "m") -> Call:
     return Call("r1", Catalog({}), {"model": model}, query={"alt": "sse"})
-
-
-def asked(**fields: object) -> Generate:
-    fields = {"id": "r1", "model": "m", "prompts": (ChatPrompt((Message("user", "x"),)),)} | fields
-    return Generate(**fields)  # type: ignore[arg-type]
 
 
 def mirrored(request: Generate) -> Generate:

@@ -37,18 +37,13 @@ from schemas.ir import (
     ToolChoice,
     Usage,
 )
-from tests.adapters.laws import batches, canonical, splits, streams, texts
+from tests.adapters.laws import asked, batches, canonical, splits, streams, texts
 
 DIALECT = ADAPTER.dialects["ollama"]
 SERVER, CLIENT = OllamaServer(DIALECT, now=lambda: 1.5), ADAPTER.client(DIALECT)
 ROUTES = {route.path: route for route in SERVER.routes}
 CALL = Call("r1", Catalog({"m": ModelCard(name="m")}))
 REASONS = (FinishReason.EOS, FinishReason.LENGTH)
-
-
-def asked(**fields: object) -> Generate:
-    fields = {"id": "r1", "model": "m", "prompts": (ChatPrompt((Message("user", "x"),)),)} | fields
-    return Generate(**fields)  # type: ignore[arg-type]
 
 
 def mirrored(request: Generate) -> Generate:
