@@ -114,6 +114,7 @@ async def test_a_stream_in_chunks_of_any_size_is_complete(kind: str) -> None:
             assert error is None
             assert text_of(events) == TEXT
             assert isinstance(events[-1], Usage)
+            await _free(backend)
         assert there.connections == 2  # the health check has its own
 
 

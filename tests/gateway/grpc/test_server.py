@@ -239,8 +239,8 @@ async def test_the_end_waits_for_streams_and_tells_those_that_stay() -> None:
         await call.write(ask("slow", id="a"))
         assert (await call.read()).infer_response.id == "a"
         server.end()
-        texts = [said(each.infer_response) async for each in _until_failure(call)]
-        assert texts[-1] == ""
+        responses = [each.infer_response async for each in _until_failure(call)]
+        assert is_last(responses[-1])
         assert await call.code() is STATUS.UNAVAILABLE
         assert (await failure(method(client, "ModelInfer")(ask("slow"))))[0] is STATUS.UNAVAILABLE
 
