@@ -32,7 +32,7 @@ from backends.native.engine.pooling.hidden_states import HiddenStates
 from backends.native.engine.runner.packed import Runner
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.sampling.sampler import NoDistribution, Sample, noise_keys, sample
-from backends.native.engine.scheduling.endings import finish_reason, until_end
+from backends.native.engine.scheduling.endings import until_end
 from backends.native.engine.scheduling.scheduler import Overloaded, Refused, Scheduler
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.scheduling.speculation import Speculation
@@ -300,21 +300,21 @@ class Engine:
 
     def _read(self, step: Launched) -> None:
         """Wait for a step that was launched, and commit what it chose."""
-        for work, token in step.results():
+        for work, sampled in zip(step.works, step.samples(), strict=True):
             sequence, end = work.sequence, work.start + work.count
             # Else it has ended or was cancelled since, and this is a token too many.
             if not self._has(sequence):
                 continue
-            if token is None:
+            if not sampled.tokens:
                 self._scheduler.publish(work)
-            elif token < 0:
+            elif sampled.tokens[0] < 0:
                 self._fail(sequence, NoDistribution())
             else:
-                sequence.tokens[end] = token
+                sequence.tokens[end] = sampled.tokens[0]
                 self._scheduler.publish(work)
-                generated = end - sequence.prompt_length
-                reason = finish_reason(sequence.request, token, generated + 1)
-                self._answer(sequence, Output(sequence.request.seq, (token,), reason), first=not generated)
+                generated, seq = end - sequence.prompt_length, sequence.request.seq
+                _, reason = until_end(sequence.request, sampled.tokens, generated)
+                self._answer(sequence, Output(seq, sampled.tokens, reason, sampled.logprobs), first=not generated)
 
     def _has(self, sequence: Sequence) -> bool:
         return self._sequences.get((sequence.connection, sequence.request.seq)) is sequence

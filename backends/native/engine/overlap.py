@@ -20,10 +20,16 @@ import structlog
 import torch
 from torch import Tensor
 
-from backends.native.engine.devices import ExtraArrays
+from backends.native.engine.devices import ExtraArrays, constant
 from backends.native.engine.errors import GangLost
 from backends.native.engine.runner.packed import Runner
-from backends.native.engine.sampling.sampler import choose_on_device, noise_keys
+from backends.native.engine.sampling.sampler import (
+    Sample,
+    choose_on_device,
+    logprob_numbers,
+    noise_keys,
+    read_logprobs,
+)
 from backends.native.engine.scheduling.sequence import Sequence, Work
 
 log = structlog.get_logger()
@@ -39,20 +45,26 @@ class Launched:
     Attributes:
         works: what it runs.
         chosen: on the device, the token of each work that samples, in turn; -1: none can be chosen.
-        copied: the same on the host, once `event` has happened.
-        event: on the device, behind the copy.
+        copied: on the host, once `event` has happened, the same, and the `logprob_numbers` of those who want any.
+        event: on the device, behind the copies.
     """
 
     works: Seq[Work]
     chosen: Tensor
-    copied: Tensor
+    copied: Seq[Tensor]
     event: torch.Event
 
-    def results(self) -> list[tuple[Work, int | None]]:
-        """Wait for the step; of each work the token: -1 if none could be chosen, None if the work does not sample."""
+    def samples(self) -> list[Sample]:
+        """Wait for the step; of each work what was chosen, the token -1 if none could be."""
         self.event.synchronize()
-        tokens = iter(self.copied.tolist())
-        return [(work, next(tokens) if work.samples else None) for work in self.works]
+        tokens, *scores = self.copied
+        tops = [work.sequence.request.top_logprobs for work in self.works if _is_scored(work)]
+        logprobs = iter(read_logprobs(scores[0], tops) if scores else ())
+        chosen = iter(tokens.tolist())
+        return [
+            Sample((next(chosen),), (next(logprobs),) if _is_scored(work) else ()) if work.samples else Sample()
+            for work in self.works
+        ]
 
 
 def can_overlap(runner: Runner, device: torch.device) -> bool:
@@ -60,7 +72,7 @@ def can_overlap(runner: Runner, device: torch.device) -> bool:
     if not runner.overlaps or os.environ.get(VARIABLE) == "0":
         return False
     try:
-        _copied_late(torch.ones(1, dtype=torch.int64, device=device))[1].synchronize()
+        _copied_late([torch.ones(1, dtype=torch.int64, device=device)])[1].synchronize()
     except RuntimeError as error:  # it has no pinned memory, or no events
         log.warning("overlap.not_used", device=str(device), why=str(error))
         return False
@@ -85,11 +97,17 @@ def launch(runner: Runner, works: Seq[Work], before: Launched | None) -> Launche
     if not works or any(_needs_host(work.sequence) for work in works):
         return None
     sampling = [work.sequence for work in works if work.samples]
+    scored = [row for row, sequence in enumerate(sampling) if sequence.request.top_logprobs >= 0]
     extra = noise_keys(works) or ExtraArrays(())
     extra.unread = before.chosen if before is not None and len(before.chosen) else None
     try:
-        chosen = choose_on_device(sampling, runner.run(works, extra).float(), extra)
-        copied, event = _copied_late(chosen)
+        raw = runner.run(works, extra).float()
+        found = [choose_on_device(sampling, raw, extra)]
+        if scored:
+            rows = constant(raw.device, "q", tuple(scored))
+            most = max(sampling[row].request.top_logprobs for row in scored)
+            found.append(logprob_numbers(raw[rows], found[0][rows].clamp_(min=0), most))
+        copied, event = _copied_late(found)
     except (torch.AcceleratorError, GangLost):
         raise
     except Exception as error:  # whichever sequence it is: the step is run again, and then in halves
@@ -101,7 +119,11 @@ def launch(runner: Runner, works: Seq[Work], before: Launched | None) -> Launche
         sequence.tokens.append(~row)
         # It ends with this token, whichever that is.
         sequence.held = len(sequence.tokens) == sequence.longest
-    return Launched(works, chosen, copied, event)
+    return Launched(works, found[0], copied, event)
+
+
+def _is_scored(work: Work) -> bool:
+    return work.samples and work.sequence.request.top_logprobs >= 0
 
 
 def _needs_host(sequence: Sequence) -> bool:
@@ -110,14 +132,15 @@ def _needs_host(sequence: Sequence) -> bool:
     return (
         sequence.constraint is not None
         or sequence.scores_prompt
-        or request.top_logprobs >= 0
         or request.max_new_tokens == 0
         or request.sampling.watermark  # drawn on the host from the last token
     )
 
 
-def _copied_late(numbers: Tensor) -> tuple[Tensor, torch.Event]:
-    """A copy on the host that the host does not wait for, and when it is there."""
+def _copied_late(numbers: Seq[Tensor]) -> tuple[Seq[Tensor], torch.Event]:
+    """Copies on the host that the host does not wait for, and when they are there."""
     # Pinned memory of its own for each step: torch uses it again when the copy is done and the tensor is gone.
-    copied = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True).copy_(numbers, non_blocking=True)
-    return copied, torch.accelerator.current_stream(numbers.device).record_event()
+    copied = [
+        torch.empty(each.shape, dtype=each.dtype, pin_memory=True).copy_(each, non_blocking=True) for each in numbers
+    ]
+    return copied, torch.accelerator.current_stream(numbers[0].device).record_event()

@@ -208,15 +208,27 @@ def prompt_logprobs(work: Work, logits: Tensor) -> tuple[Logprobs, ...]:
 
 def logprobs_of(raw: Tensor, tokens: Seq[int], tops: Seq[int]) -> list[Logprobs]:
     """Log-softmax of `raw` [rows, vocabulary] at `tokens`, and at the `tops` most likely tokens of each row."""
+    # In one copy from the device.
+    return read_logprobs(logprob_numbers(raw, index_tensor(tokens, raw.device), max(tops)).cpu(), tops)
+
+
+def logprob_numbers(raw: Tensor, tokens: Tensor, top: int) -> Tensor:
+    """The same on the device, for `read_logprobs`.
+
+    Returns:
+        [rows, 1 + 2 * top] float32: of the token, of the most likely tokens, and their ids as the bits of floats.
+    """
     logs = raw.log_softmax(-1)
-    own = logs.gather(1, index_tensor(tokens, raw.device).unsqueeze(1))
-    # One `topk` for the largest request; each row is cut to its own number.
-    most = min(max(tops), raw.shape[1])
-    if most <= 0:
-        return [Logprobs(logprob) for logprob in own.squeeze(1).tolist()]
-    best = logs.topk(most, dim=-1)
-    # In one copy from the device: the ids as the bits of floats.
-    found = torch.cat((own, best.values, best.indices.int().view(torch.float32)), dim=1).cpu()
+    own = logs.gather(1, tokens.unsqueeze(1))
+    if top <= 0:
+        return own
+    best = logs.topk(min(top, raw.shape[1]), dim=-1)
+    return torch.cat((own, best.values, best.indices.int().view(torch.float32)), dim=1)
+
+
+def read_logprobs(found: Tensor, tops: Seq[int]) -> list[Logprobs]:
+    """The logprobs of each row of `logprob_numbers`, on the host; of the most likely tokens each row has its `tops`."""
+    most = found.shape[1] // 2
     values, ids = found[:, : 1 + most].tolist(), found[:, 1 + most :].view(torch.int32).tolist()
     return [
         Logprobs(row[0], tuple(tokens[:top]), tuple(row[1 : 1 + top]))

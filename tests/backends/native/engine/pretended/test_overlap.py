@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from backends.native.engine.loop import Engine
 from backends.native.engine.overlap import Launched, can_overlap
 from backends.native.engine.runner.pack import pack_of
 from backends.native.engine.sampling import logits_processors
+from backends.native.engine.sampling.sampler import Sample
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.protocol.messages import Cancel, SamplingParams, Submit
 from tests.backends.native.engine.kernels.compilers import needs_compiler
@@ -102,10 +104,11 @@ KINDS: list[dict[str, Any]] = [
     {"sampling": SAMPLING["penalties"]},
     {"sampling": SamplingParams(repetition_penalty=1.4, frequency_penalty=0.7, temperature=0.9, seed=8)},
     {"priority": 1},
+    {"top_logprobs": 0, "sampling": SAMPLING["sampled"]},
+    {"top_logprobs": 3},
 ]
 ON_THE_HOST: list[dict[str, Any]] = [
     {"sampling": SamplingParams(temperature=1.0, seed=5, watermark=True)},
-    {"top_logprobs": 1},
     {"prompt_logprobs": 0},
 ]
 
@@ -120,6 +123,11 @@ def request(draw: random.Random, seq: int) -> Submit:
     ends = (30, 31, 60, 61, 90) if draw.random() < 0.6 else ()
     kind = draw.choice(ON_THE_HOST if draw.random() < 0.1 else KINDS)
     return Submit(seq, tokens, draw.choice((0, 1, 2, 20, 30, 30)), eos_token_ids=ends, **kind)
+
+
+def logprobs_of(answer: Answer) -> list[tuple[float | None, int]]:
+    found = (*answer.logprobs, *answer.prompt)
+    return [(each.logprob if each.logprob is None else round(each.logprob, 3), len(each.top_ids)) for each in found]
 
 
 def check(seed: int, requests: int = 20) -> tuple[int, int]:
@@ -153,7 +161,7 @@ def check(seed: int, requests: int = 20) -> tuple[int, int]:
             assert mine.ids == alone.ids[: len(mine.ids)], f"cancelled sequence {each.seq}"
         else:
             assert (mine.ids, mine.reason, mine.error) == (alone.ids, alone.reason, alone.error), f"sequence {each.seq}"
-            assert len(mine.logprobs + list(mine.prompt)) == len(alone.logprobs + list(alone.prompt))
+            assert logprobs_of(mine) == logprobs_of(alone), f"logprobs of sequence {each.seq}"
     return ahead, len(here.preemptions)
 
 
@@ -187,29 +195,34 @@ def test_where_steps_do_not_overlap(device: PretendedDevice, monkeypatch: pytest
 
 
 def _read_too_early(patch: pytest.MonkeyPatch) -> None:
-    def results(self: Launched) -> list[tuple[Work, int | None]]:
-        tokens = iter(self.copied.tolist())
-        return [(work, next(tokens) if work.samples else None) for work in self.works]
+    samples = Launched.samples
 
-    patch.setattr(Launched, "results", results)
+    def at_once(self: Launched) -> list[Sample]:
+        self.event = Mock()
+        return samples(self)
+
+    patch.setattr(Launched, "samples", at_once)
 
 
 def _one_buffer_for_all_steps(patch: pytest.MonkeyPatch) -> None:
     buffer = torch.empty(64, dtype=torch.int64, pin_memory=True)
 
-    def copied_late(numbers: Tensor) -> tuple[Tensor, Any]:
-        copied = buffer[: len(numbers)].copy_(numbers, non_blocking=True)
-        return copied, torch.accelerator.current_stream(numbers.device).record_event()
+    def copied_late(numbers: list[Tensor]) -> tuple[list[Tensor], Any]:
+        first, *others = numbers
+        copied = [buffer[: len(first)].copy_(first, non_blocking=True), *(each.cpu() for each in others)]
+        return copied, torch.accelerator.current_stream().record_event()
 
     patch.setattr(overlap, "_copied_late", copied_late)
 
 
 def _an_event_before_the_copy(patch: pytest.MonkeyPatch) -> None:
-    def copied_late(numbers: Tensor) -> tuple[Tensor, Any]:
-        event = torch.accelerator.current_stream(numbers.device).record_event()
-        return torch.empty(len(numbers), dtype=torch.int64, pin_memory=True).copy_(numbers, non_blocking=True), event
+    copied_late = overlap._copied_late
 
-    patch.setattr(overlap, "_copied_late", copied_late)
+    def copied_later(numbers: list[Tensor]) -> tuple[Seq[Tensor], Any]:
+        event = torch.accelerator.current_stream().record_event()
+        return copied_late(numbers)[0], event
+
+    patch.setattr(overlap, "_copied_late", copied_later)
 
 
 def _ended_sequences_go_on(patch: pytest.MonkeyPatch) -> None:
@@ -250,7 +263,7 @@ def test_it_notices(mutation: Callable[[pytest.MonkeyPatch], None], device: Pret
     with pytest.MonkeyPatch.context() as patch:
         mutation(patch)
         with pytest.raises((AssertionError, KeyError, IndexError)):
-            check(3, requests=10)
+            check(3, requests=14)
 
 
 @wide
