@@ -12,7 +12,7 @@ import time
 
 from backends.native.demo import WEIGHTS
 from backends.native.engine.factory import load_engine
-from backends.native.engine.loop import Steps
+from backends.native.engine.steps import Steps
 from backends.native.grammar.grammar import grammar_source
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import SamplingParams, Submit
