@@ -1,6 +1,6 @@
 """What speculation gains: tokens per second of one sequence with it and without, in turns.
 
-    python -m benchmarks.speculation [--model FOLDER] [--rounds 3] [--tokens 160] [--batch 1] [--dtype auto]
+    python -m benchmarks.speculation [--model FOLDER] [--draft-model FOLDER] [--rounds 3] [--tokens 160] [--batch 1]
 
 Two engines over the same weights answer the same prompts, one token step after the other, since the machine's speed
 changes meanwhile. Their tokens must be equal. Seconds are CPU time of one thread. Without `--model` it is the bundled
@@ -100,6 +100,7 @@ def main() -> None:
     """Print a line for each workload and temperature."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(WEIGHTS))
+    parser.add_argument("--draft-model", default="", help="a smaller model that drafts, too")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--batch", type=int, default=1)
@@ -109,7 +110,8 @@ def main() -> None:
     options = EngineOptions(given.model, dtype=given.dtype, device="cpu", threads=1, kv_tokens=16_384)
     tokenizer = AutoTokenizer.from_pretrained(given.model, local_files_only=True)
     without, ready = load_engine(options, lambda _: None)
-    ahead, _ = load_engine(EngineOptions(**{**_fields(options), "speculation": True}), lambda _: None)
+    drafting = {"speculation": True, "draft_model": given.draft_model}
+    ahead, _ = load_engine(EngineOptions(**{**_fields(options), **drafting}), lambda _: None)
     for workload in BUNDLED if given.model == str(WEIGHTS) else AGENT:
         if not any(word in workload.name for word in given.only):
             continue

@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 
 import torch
-from transformers import AutoImageProcessor, AutoTokenizer, LlavaForConditionalGeneration
+from transformers import AutoTokenizer, LlavaForConditionalGeneration
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from tools.demo_model.samples.chats import Chat
 from tools.demo_model.samples.questions import QUESTIONNAIRE, Question

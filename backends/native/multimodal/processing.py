@@ -102,8 +102,9 @@ class BaseProcessingInfo(ABC):
 
     @cached_property
     def _image_processor(self) -> Any:
-        from transformers import AutoImageProcessor
+        # Not from `transformers`: that of 5.17 has it only if torchvision is installed, which the class does not need.
         from transformers.image_processing_backends import PilBackend
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
         # Loaded twice: the first load finds the class, of which a subclass is then made. Processors of the older base
         # class, which have no `PilBackend`, are used as they are.

@@ -8,7 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoTokenizer
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from backends.native.demo import WEIGHTS
 from tools.demo_model.batches import IGNORED, copying_batch, label, to_pixels, training_batches

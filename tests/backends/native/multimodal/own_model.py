@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoImageProcessor, AutoTokenizer, LlavaProcessor
+from transformers import AutoTokenizer, LlavaProcessor
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.factory import load_engine

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import AutoImageProcessor
+from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from backends.images import DecodedImage
 from backends.native.multimodal.processing import BaseMultiModalProcessor
