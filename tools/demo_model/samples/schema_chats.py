@@ -48,6 +48,9 @@ _SENTENCES = (
 """Sentences whose values an answer extracts."""
 
 
+_LONGEST_ANSWER = 60  # characters
+
+
 def held_out(schema: dict[str, Any]) -> bool:
     """Whether a schema is left to the evaluation: one in eight, by its content."""
     return zlib.crc32(json.dumps(schema).encode()) % 8 == 0
@@ -92,10 +95,12 @@ def _asked(rng: Random) -> tuple[list[Message], Filled]:
         text = f"Give me JSON with {_listed(rng, flat)}." if flat else "Give me JSON."
     elif drawn < 0.35:
         filled, text = _told_in_a_sentence(rng)
-    else:
+    elif drawn < 0.75:
         filled = _trained_on(rng)
-        form = rng.choice(_REQUESTS)
-        text = form.format(noun=rng.choice(NOUNS), text=some_words(rng, 2, 8)) if drawn < 0.75 else ask(rng)[0]
+        text = rng.choice(_REQUESTS).format(noun=rng.choice(NOUNS), text=some_words(rng, 2, 8))
+    else:
+        text, answer = ask(rng)
+        filled = _answered(rng, answer) if len(answer) <= _LONGEST_ANSWER else _trained_on(rng)
     return [*maybe_system(rng, 0.2), user(text)], filled
 
 
@@ -106,6 +111,19 @@ def _told_in_a_sentence(rng: Random) -> tuple[Filled, str]:
     while held_out((filled := fill(rng, names)).schema):
         names = names[1:] + names[:1]
     return filled, sentence.format(**filled.value)
+
+
+def _answered(rng: Random, answer: str) -> Filled:
+    """An object with an answer in it, or with the city that it names."""
+    name, value = rng.choice(("answer", "text", "summary")), answer
+    if answer.startswith("The capital of ") and rng.random() < 0.7:
+        name, value = rng.choice(("city", "capital", "answer")), answer.split(" is ")[1].removesuffix(".")
+    while True:
+        others = draw_object(rng, nested=False)
+        properties = {name: {"type": "string"}} | others.schema["properties"] | {name: {"type": "string"}}
+        schema = others.schema | {"properties": properties, "required": [*properties]}
+        if not held_out(schema):
+            return Filled(schema, {key: others.value.get(key) for key in properties} | {name: value})
 
 
 def _trained_on(rng: Random, *, nested: bool = True) -> Filled:
