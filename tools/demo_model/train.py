@@ -48,7 +48,10 @@ class Cycle:
     steps: int
     peak_rate: float = 1e-3
     hold: float = 0.3
-    """The share of ``steps`` before the rate falls."""
+    """The share of it before the rate falls."""
+    batch: int = 32
+    seconds: float | None = None
+    """What it takes in place of ``steps``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,26 +64,22 @@ class Plan:
     chat_cycles: tuple[Cycle, ...] = (
         Cycle("chats", BROAD, 3_800),
         Cycle("more tools", TOOL_HEAVY, 3_400),
-        Cycle("schemas", FILLING, 20_000),
+        Cycle("schemas", FILLING, 20_000, batch=256),
     )
     copying_batch: int = 24
     vision_batch: int = 96
-    chat_batch: int = 32
     checkpoint_every: int = 500
     device: str = "cpu"
     workers: int = 0
     """Processes that draw the samples of chats; none: this one does."""
-    seconds: float | None = None
-    """What each cycle of chats takes in place of its number of steps."""
 
 
 SMOKE = Plan(
     copying_steps=2,
     vision_steps=2,
-    chat_cycles=(Cycle("chats", BROAD, 2), Cycle("schemas", FILLING, 2)),
+    chat_cycles=(Cycle("chats", BROAD, 2, batch=2), Cycle("schemas", FILLING, 2, batch=2)),
     copying_batch=2,
     vision_batch=2,
-    chat_batch=2,
     checkpoint_every=2,
 )
 """Two steps of each stage, to test that the script runs."""
@@ -137,7 +136,7 @@ def train_chats(
     model.model.vision_tower.requires_grad_(False)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     batches = iter(_batches(tokenizer, plan, cycle))
-    stage = Stage(cycle.name, trained, cycle.steps, peak_rate=cycle.peak_rate, hold=cycle.hold, seconds=plan.seconds)
+    stage = Stage(cycle.name, trained, cycle.steps, peak_rate=cycle.peak_rate, hold=cycle.hold, seconds=cycle.seconds)
     while stage.running:
         batch = next(batches)
         loss, accuracy = answer_loss(model, batch)
@@ -155,7 +154,7 @@ class _Samples(IterableDataset[Batch]):
     def __iter__(self) -> Iterator[Batch]:
         worker = get_worker_info()
         seed = f"{self._plan.seed}:{self._cycle.name}" + (f":{worker.id}" if worker else "")
-        return training_batches(self._tokenizer, Random(seed), self._cycle.mix, self._plan.chat_batch)
+        return training_batches(self._tokenizer, Random(seed), self._cycle.mix, self._cycle.batch)
 
 
 def _batches(tokenizer: PreTrainedTokenizerFast, plan: Plan, cycle: Cycle) -> DataLoader[Batch]:
@@ -266,21 +265,17 @@ def main(arguments: list[str] | None = None, run: Callable[[Plan, Path], None] =
     parser.add_argument("--resume", type=Path, help="checkpoint to train by the last cycle only")
     parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--workers", type=int, default=0, help="processes that draw the samples of chats")
-    parser.add_argument("--batch", type=int, help="chats per step")
-    parser.add_argument("--minutes", type=float, help="what a cycle of chats takes, in place of its steps")
+    parser.add_argument("--batch", type=int, help="chats per step, in place of each cycle's")
+    parser.add_argument("--minutes", type=float, help="what each cycle of chats takes, in place of its steps")
     parser.add_argument("--smoke", action="store_true", help="two tiny steps of each stage")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     torch.set_float32_matmul_precision("high")  # TF32, where a device has it
     plan = SMOKE if options.smoke else Plan(seed=options.seed)
-    seconds = None if options.minutes is None else options.minutes * 60
-    plan = replace(
-        plan,
-        device=options.device,
-        workers=options.workers,
-        seconds=seconds,
-        chat_batch=options.batch or plan.chat_batch,
-    )
+    changed = {"batch": options.batch, "seconds": options.minutes and options.minutes * 60}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    cycles = tuple(replace(cycle, **changed) for cycle in plan.chat_cycles)
+    plan = replace(plan, chat_cycles=cycles, device=options.device, workers=options.workers)
     if options.resume:
         resume(plan, options.resume, options.out)
     else:

@@ -120,10 +120,11 @@ def _answered(rng: Random, answer: str) -> Filled:
         name, value = rng.choice(("city", "capital", "answer")), answer.split(" is ")[1].removesuffix(".")
     while True:
         others = draw_object(rng, nested=False)
-        properties = {name: {"type": "string"}} | others.schema["properties"] | {name: {"type": "string"}}
+        first = {name: {"type": "string"}}
+        properties = first | others.schema["properties"] | first
         schema = others.schema | {"properties": properties, "required": [*properties]}
         if not held_out(schema):
-            return Filled(schema, {key: others.value.get(key) for key in properties} | {name: value})
+            return Filled(schema, {name: value} | others.value | {name: value})
 
 
 def _trained_on(rng: Random, *, nested: bool = True) -> Filled:
