@@ -12,6 +12,7 @@ from random import Random
 from typing import Literal, NamedTuple
 
 import numpy as np
+import structlog
 import torch
 from PIL import Image
 from torch import Tensor
@@ -22,6 +23,8 @@ from tools.demo_model.model import IMAGE_TOKENS
 from tools.demo_model.samples.chats import Chat, Completion
 from tools.demo_model.samples.mix import Mix, image_sample, text_sample
 from tools.demo_model.tokenizer import ASSISTANT, END, IMAGE, PAD, SPECIAL_TOKENS, VOCABULARY_SIZE
+
+log = structlog.get_logger()
 
 IGNORED = -100  # the label that cross_entropy ignores
 _POOL = 512  # text samples drawn at once and sorted by length, so that they need little padding
@@ -132,8 +135,18 @@ def _text_pool(
     tokenizer: PreTrainedTokenizerFast, rng: Random, mix: Mix, size: int, masks: AnswerMasks
 ) -> list[list[Labelled]]:
     count = max(1, _POOL // size) * size
-    samples = [label(tokenizer, text_sample(rng, mix), masks) for _ in range(count)]
+    samples = [_fitting(tokenizer, rng, mix, masks) for _ in range(count)]
     samples.sort(key=lambda sample: len(sample.ids))
     batches = [samples[start : start + size] for start in range(0, len(samples), size)]
     rng.shuffle(batches)
     return batches
+
+
+def _fitting(tokenizer: PreTrainedTokenizerFast, rng: Random, mix: Mix, masks: AnswerMasks) -> Labelled:
+    """Label a drawn sample; one that its grammar does not allow is reported and drawn again, for hours may be lost."""
+    while True:
+        sample = text_sample(rng, mix)
+        try:
+            return label(tokenizer, sample, masks)
+        except ValueError as error:
+            log.warning("sample.refused", why=str(error), sample=sample)

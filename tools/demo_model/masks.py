@@ -53,7 +53,9 @@ class AnswerMasks:
                 masks[place] = mask = np.empty(WORDS, np.int32)
                 matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
             taken = forced or [answer[place]]
-            if list(answer[place : place + len(taken)]) != taken or not matcher.consume_tokens(taken):
-                raise ValueError(f"the grammar does not allow token {place} of the answer")
+            given = list(answer[place : place + len(taken)])
+            if given != taken or not matcher.consume_tokens(taken):
+                why = matcher.get_error() or f"it has {given}, and {taken} is forced"
+                raise ValueError(f"the grammar does not allow token {place} of the answer: {why}")
             place += len(taken)
         return masks

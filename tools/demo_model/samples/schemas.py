@@ -69,7 +69,8 @@ def draw_object(
     required: list[str] = []
     inner = rng.random() < 0.25 if nested else False
     for key in rng.sample(names, rng.randint(1, 4)):
-        name = a_name(rng, names, key)
+        while (name := a_name(rng, names, key)) in properties:
+            pass
         if inner:
             inside = draw_object(rng, nested=False, broad=broad, names=names)
             kind, drawn, inner = inside.schema, inside.value, False
