@@ -64,7 +64,7 @@ class Plan:
     chat_cycles: tuple[Cycle, ...] = (
         Cycle("chats", BROAD, 3_800),
         Cycle("more tools", TOOL_HEAVY, 3_400),
-        Cycle("schemas", FILLING, 20_000, batch=256),
+        Cycle("schemas", FILLING, 4_712, batch=256),
     )
     copying_batch: int = 24
     vision_batch: int = 96
