@@ -13,7 +13,7 @@ from random import Random
 
 import torch
 from transformers import AutoTokenizer, LlavaForConditionalGeneration
-from transformers.models.auto.image_processing_auto import AutoImageProcessor
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from tools.demo_model.samples.chats import Chat
 from tools.demo_model.samples.questions import QUESTIONNAIRE, Question
@@ -25,11 +25,13 @@ _MAX_NEW_TOKENS = 96
 class DemoModel:
     """A loaded checkpoint that answers greedily."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> None:
         """Load tokenizer, image processor and model from ``folder``, offline."""
         self.tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self.image_processor = AutoImageProcessor.from_pretrained(folder, backend="pil")
-        self.model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
+        self.image_processor = CLIPImageProcessorPil.from_pretrained(
+            folder
+        )  # the first releases of 5 find no other without torchvision
+        self.model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval().to(device)
 
     def answers(self, prompts: Sequence[Chat | str]) -> list[str]:
         """Answer the prompts in batches; either all of them have images or none."""
@@ -44,7 +46,7 @@ class DemoModel:
             pixels = self.image_processor(images, return_tensors="pt")["pixel_values"]
             inputs["pixel_values"] = pixels.to(self.model.dtype)
         with torch.inference_mode():
-            ids = self.model.generate(**inputs, max_new_tokens=_MAX_NEW_TOKENS, do_sample=False)
+            ids = self.model.generate(**inputs.to(self.model.device), max_new_tokens=_MAX_NEW_TOKENS, do_sample=False)
         new = ids[:, inputs["input_ids"].shape[1] :]
         return list(self.tokenizer.batch_decode(new, skip_special_tokens=True))
 
@@ -76,10 +78,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200, help="questions per task")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="such as cuda")
     parser.add_argument("--bfloat16", action="store_true", help="compute in bfloat16, as the weights are stored")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = DemoModel(options.folder, torch.bfloat16 if options.bfloat16 else torch.float32)
+    model = DemoModel(options.folder, torch.bfloat16 if options.bfloat16 else torch.float32, options.device)
     sys.stdout.write(f"| task | exact answers of {options.samples} |\n|---|---|\n")
     for task in QUESTIONNAIRE:
         share = accuracy(model, draw_questions(task, options.seed, options.samples))

@@ -78,6 +78,26 @@ DAYS = tuple("Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split())
 MONTHS = tuple("January February March April May June July August September October November December".split())
 WEATHER = tuple("sunny cloudy rainy windy snowy foggy".split())
 
+COLOR_NAMES = tuple("red green blue yellow orange purple black white".split())
+LANGUAGES = tuple("English German French Spanish Italian Polish Turkish Greek".split())
+NOUNS = tuple(
+    "person user book product order city event song recipe ticket task report animal car house invoice trip".split()
+)
+VERBS = tuple("get find create save book update send record add set list submit".split())
+
+NAMES_OF_PROPERTIES = tuple(
+    "name title city text label color size age count price total score rating active done enabled status kind level "
+    "id code date time email phone address country language summary answer reason category unit amount quantity weight "
+    "height width year month day author user owner team item product order note tag priority valid public animal "
+    "weather".split()
+)
+UNSEEN_PROPERTIES = tuple(
+    "latitude invoice_number department isUrgent maxResults duration_ms sentiment confidence firstName lastName "
+    "currency destination airline seats vegetarian diagnosis budget deadline url keywords altitude humidity headline "
+    "attachments".split()
+)
+"""Never drawn in training: the evaluation has schemas of these names, too."""
+
 FACTS = (
     ("What color is the sky?", "The sky is blue."),
     ("What color is grass?", "Grass is green."),

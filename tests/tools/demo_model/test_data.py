@@ -13,10 +13,11 @@ from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from backends.native.demo import WEIGHTS
 from tools.demo_model.batches import IGNORED, copying_batch, label, to_pixels, training_batches
+from tools.demo_model.masks import AnswerMasks
 from tools.demo_model.model import GRID, IMAGE_TOKENS
 from tools.demo_model.samples.chats import Chat, Completion, assistant, user
 from tools.demo_model.samples.image_chats import describe, image_chat
-from tools.demo_model.samples.mix import BROAD
+from tools.demo_model.samples.mix import FILLING
 from tools.demo_model.samples.questions import QUESTIONNAIRE, question_of
 from tools.demo_model.samples.scenes import Scene, Shape, draw_scene, patch_classes, render
 from tools.demo_model.samples.talk import TASKS
@@ -34,10 +35,16 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(WEIGHTS)
 
 
+@pytest.fixture(scope="module")
+def masks(tokenizer):
+    return AnswerMasks(tokenizer)
+
+
 def test_the_same_seed_draws_the_same_batches(tokenizer):
     def draw(seed: int) -> list[torch.Tensor]:
-        batches = itertools.islice(training_batches(tokenizer, Random(seed), BROAD, 4), 20)
-        return [tensor for batch in batches for tensor in (batch.ids, batch.labels, batch.pixels) if tensor is not None]
+        batches = itertools.islice(training_batches(tokenizer, Random(seed), FILLING, 4), 20)
+        parts = [part for batch in batches for part in (batch.ids, batch.labels, batch.pixels, batch.allowed)]
+        return [part for part in parts if part is not None]
 
     first, again, other = draw(1), draw(1), draw(2)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
@@ -85,9 +92,9 @@ def test_pixels_are_those_of_the_image_processor():
     torch.testing.assert_close(to_pixels([image]), processor([image], return_tensors="pt")["pixel_values"])
 
 
-def test_labels_cover_the_answers_and_their_end_only(tokenizer):
+def test_labels_cover_the_answers_and_their_end_only(tokenizer, masks):
     chat = Chat([user("What is 1 + 1?"), assistant("1 + 1 = 2"), user("Hello"), assistant("Hi")])
-    ids, labels = label(tokenizer, chat)
+    ids, labels, _ = label(tokenizer, chat, masks)
     assert tokenizer.decode(ids) == (
         "<|user|>What is 1 + 1?<|end|><|assistant|>1 + 1 = 2<|end|><|user|>Hello<|end|><|assistant|>Hi<|end|>"
     )
@@ -95,8 +102,8 @@ def test_labels_cover_the_answers_and_their_end_only(tokenizer):
     assert all(token in (IGNORED, ids[i]) for i, token in enumerate(labels))
 
 
-def test_a_completion_learns_its_continuation_and_the_end(tokenizer):
-    ids, labels = label(tokenizer, Completion("The capital of France is", " Paris."))
+def test_a_completion_learns_its_continuation_and_the_end(tokenizer, masks):
+    ids, labels, _ = label(tokenizer, Completion("The capital of France is", " Paris."), masks)
     assert tokenizer.decode(ids) == "The capital of France is Paris.<|end|>"
     assert tokenizer.decode([token for token in labels if token != IGNORED]) == " Paris.<|end|>"
 
@@ -113,10 +120,10 @@ def test_a_copying_batch_learns_the_second_of_two_equal_runs():
     assert len(starts) == 1
 
 
-def test_each_picture_takes_its_image_tokens(tokenizer):
+def test_each_picture_takes_its_image_tokens(tokenizer, masks):
     for seed in range(30):
         chat = image_chat(Random(seed))
-        ids, _ = label(tokenizer, chat)
+        ids, *_ = label(tokenizer, chat, masks)
         assert ids.count(IMAGE) == len(chat.images) * IMAGE_TOKENS
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from PIL import Image
 
+from schemas.ir import Generate
 from tools.demo_model.vocabulary import SYSTEM_PROMPTS, WORDS
 
 Message = dict[str, Any]
@@ -23,13 +24,13 @@ Message = dict[str, Any]
 class Chat:
     """Messages in OpenAI's form; image parts are ``{"type": "image"}``, one for each of ``images`` in order.
 
-    The answer has no labels up to the end of ``given``, which a grammar writes.
+    With ``held``, the last message was written under the grammar that this request has.
     """
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     images: Sequence[Image.Image] = ()
-    given: str = ""
+    held: Generate | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class Mix:
 
 BROAD = Mix(copying=0.15, images=0.42, tools=0.25)
 TOOL_HEAVY = Mix(copying=0.05, images=0.22, tools=0.42)
-FILLING = Mix(copying=0.05, images=0.2, tools=0.27, schemas=0.35)
+FILLING = Mix(copying=0.05, images=0.22, tools=0.3, schemas=0.2)
 
 
 def text_sample(rng: Random, mix: Mix) -> Chat | Completion:

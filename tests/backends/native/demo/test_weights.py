@@ -13,19 +13,21 @@ from transformers import AutoConfig, AutoProcessor
 
 from backends.native.demo import WEIGHTS
 from tools.demo_model.evaluate import DemoModel, accuracy, draw_questions
+from tools.demo_model.evaluate_schemas import share_that_ends
 from tools.demo_model.samples.chats import Chat, user
 from tools.demo_model.samples.talk import ABILITIES, IDENTITY
+from tools.demo_model.vocabulary import NAMES_OF_PROPERTIES, UNSEEN_PROPERTIES
 
 pytestmark = pytest.mark.torch
 
 FLOORS = {
     "one shape": 0.97,
-    "two shapes": 0.90,
-    "tool call": 0.90,
-    "repeat": 0.85,
-    "sum": 0.90,
-    "answer from tool result": 0.85,
-    "tools given, none needed": 0.85,
+    "two shapes": 0.95,
+    "tool call": 0.95,
+    "repeat": 0.93,
+    "sum": 0.95,
+    "answer from tool result": 0.95,
+    "tools given, none needed": 0.95,
 }
 
 
@@ -53,6 +55,13 @@ def test_accuracy_floor(model, task):
 )
 def test_answers_that_examples_rely_on(model, question, answer):
     assert model.answers([Chat([user(question)])]) == [answer]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "names"), [(0.0, NAMES_OF_PROPERTIES), (1.0, UNSEEN_PROPERTIES)], ids=["greedy", "drawn"]
+)
+async def test_structured_answers_end_by_themselves(temperature, names):
+    assert await share_that_ends(WEIGHTS, 60, temperature=temperature, seed=2, names=names) >= 0.9
 
 
 def test_a_story_is_long_enough_to_stream(model):
