@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+# Not tuned on any hardware yet.
 _LEAST = 16  # rows and outputs of a tile; fewer cannot be multiplied at a time
 _MOST = 64
 _WIDE = 8192  # outputs, of which tiles of 32 are enough to occupy a device
