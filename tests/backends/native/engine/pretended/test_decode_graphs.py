@@ -39,7 +39,7 @@ from tests.backends.native.engine.pretended.engines import (
 )
 from tests.backends.native.engine.pretended.graph import CheckedCapture
 from tests.backends.native.engine.pretended.kernels import pretend_triton
-from tests.backends.native.engine.tiny import ADAPTED, FAMILIES, RECURRENT, build, prompt
+from tests.backends.native.engine.tiny import ADAPTED, EXPERTS, FAMILIES, RECURRENT, build, prompt
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, needs_compiler, counted]
 
@@ -83,7 +83,7 @@ def test_tokens_are_those_of_the_cpu(
     assert_same(found, drive(load(folder, "cpu", execution_path="packed", kv_cache_dtype=cache)[0], asked()))
 
 
-@pytest.mark.parametrize("family", (*FAMILIES, *ADAPTED) if WIDE else ("gpt_oss",))
+@pytest.mark.parametrize("family", (*FAMILIES, *ADAPTED, *EXPERTS) if WIDE else ("gpt_oss",))
 def test_replays_are_what_the_step_does_without_a_graph(
     family: str, tmp_path: Path, device: PretendedDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
