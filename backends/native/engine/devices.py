@@ -6,6 +6,7 @@ Everything is asked of `torch.accelerator`, which knows CUDA, ROCm (as `cuda`), 
 
 from __future__ import annotations
 
+import warnings
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -74,8 +75,9 @@ def refusing_waits(device: torch.device) -> Iterator[None]:
         yield
         return
     was = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings(action="ignore"):  # that the mode is a prototype, of which not all is noticed
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode(was)

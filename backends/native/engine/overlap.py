@@ -23,7 +23,6 @@ from torch import Tensor
 from backends.native.engine.devices import ExtraArrays
 from backends.native.engine.errors import GangLost
 from backends.native.engine.runner.packed import Runner
-from backends.native.engine.sampling.logits_processors import reads_tokens
 from backends.native.engine.sampling.sampler import choose_on_device, noise_keys
 from backends.native.engine.scheduling.sequence import Sequence, Work
 
@@ -113,7 +112,7 @@ def _needs_host(sequence: Sequence) -> bool:
         or sequence.scores_prompt
         or request.top_logprobs >= 0
         or request.max_new_tokens == 0
-        or reads_tokens(request.sampling)
+        or request.sampling.watermark  # drawn on the host from the last token
     )
 
 

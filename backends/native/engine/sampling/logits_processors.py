@@ -26,12 +26,13 @@ _WATERMARK_SHARE = 0.5
 _WATERMARK_BIAS = 2.0
 
 
-def process_logits(scores: Tensor, sequences: Seq[Row]) -> Tensor:
+def process_logits(scores: Tensor, sequences: Seq[Row], unread: Tensor | None = None) -> Tensor:
     """Apply the processors that the sequences' requests ask for.
 
     Args:
         scores: [rows, vocabulary] float32, not changed.
         sequences: one a row, each with the drafts before the row (`rows`).
+        unread: last tokens of sequences, which the host has not read (`ExtraArrays`).
 
     Returns:
         [rows, vocabulary]: new scores, or `scores` itself if no request has a processor.
@@ -43,7 +44,7 @@ def process_logits(scores: Tensor, sequences: Seq[Row]) -> Tensor:
     scores = scores.clone()
     _watermark(scores, sequences, rows)
     _bias(scores, sequences, rows)
-    _penalize(scores, sequences, rows)
+    _penalize(scores, sequences, rows, unread)
     _ban(scores, sequences, rows)
     _constrain(scores, sequences, rows)
     return scores
@@ -59,11 +60,6 @@ def _needs_processing(sequence: Row) -> bool:
         or (request.min_new_tokens and _too_early(sequence))
         or sequence.constraint is not None
     )
-
-
-def reads_tokens(sampling: SamplingParams) -> bool:
-    """Whether a row is processed by what the tokens before it are, which is counted on the host."""
-    return _has_penalty(sampling) or sampling.watermark
 
 
 def _has_penalty(sampling: SamplingParams) -> bool:
@@ -132,9 +128,10 @@ class History:
         self._known = len(prompt)
 
     def update(self, tokens: list[int]) -> None:
-        """Count the tokens that are new since the last call."""
-        self._count(tokens[self._known :])
-        self._known = len(tokens)
+        """Count the tokens that are new since the last call, but for one that is not read yet."""
+        end = len(tokens) - (tokens[-1] < 0)
+        self._count(tokens[self._known : end])
+        self._known = end
 
     def after(self, drafts: Seq[int]) -> History:
         """A copy in which `drafts` are counted, too."""
@@ -152,7 +149,7 @@ class History:
             self.counts[place] += 1
 
 
-def _penalize(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
+def _penalize(scores: Tensor, sequences: Seq[Row], rows: Seq[int], unread: Tensor | None) -> None:
     """Repetition, presence and frequency penalties, for the tokens of each sequence only."""
     rows = [row for row in rows if _has_penalty(sequences[row].request.sampling)]
     if not rows:
@@ -167,6 +164,9 @@ def _penalize(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
         held.extend(history.tokens)
         generated.extend(history.counts)
     owner, token, counts = send(scores.device, owners, held, generated)
+    if unread is not None:
+        last = [sequences[row].tokens[-1] for row in rows]
+        owner, token, counts = _with_unread(owner, token, counts, last, unread)
     params = [sequences[row].request.sampling for row in rows]
     table = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params]
     repetition, presence, frequency = (
@@ -179,6 +179,27 @@ def _penalize(scores: Tensor, sequences: Seq[Row], rows: Seq[int]) -> None:
     penalized = torch.where(penalized < 0, penalized * repetition, penalized / repetition)
     # OpenAI's formula: logit - count * frequency_penalty - (count > 0) * presence_penalty.
     scores[where] = penalized - presence * (counts > 0) - frequency * counts
+
+
+def _with_unread(
+    owner: Tensor, token: Tensor, counts: Tensor, last: Seq[int], unread: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Count the last tokens, too, of those sequences of which `unread` has it; `last` are `~row` there."""
+    late = [index for index, each in enumerate(last) if each < 0]
+    if not late:
+        return owner, token, counts
+    device = owner.device
+    whose = constant(device, "q", tuple(late))
+    found = unread.index_select(0, constant(device, "q", tuple(~last[index] for index in late))).clamp_(min=0)
+    newest = token.new_full((len(last),), -1).index_copy_(0, whose, found)
+    again = (token == newest.index_select(0, owner)).float()  # 1 for a pair whose token has come again
+    # A pair for each that is new. Of one that is not, there are then two, with the same count and so the same score.
+    total = counts.new_ones(len(last)).index_add_(0, owner, counts * again)
+    return (
+        torch.cat((owner, whose)),
+        torch.cat((token, found)),
+        torch.cat((counts + again, total.index_select(0, whose))),
+    )
 
 
 def _history(row: Row) -> History:

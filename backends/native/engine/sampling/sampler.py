@@ -140,12 +140,12 @@ def choose_on_device(rows: Seq[Row], raw: Tensor, keys: ExtraArrays | None = Non
     Args:
         rows: what each row belongs to.
         raw: [rows, vocabulary] float32, not changed.
-        keys: those of the rows that have a temperature; None: they are made here.
+        keys: those of the rows that have a temperature, and what the host has not read; None: they are made here.
 
     Returns:
         [rows] int64 tokens; -1 where the chosen score is not finite.
     """
-    scores = process_logits(raw, rows)
+    scores = process_logits(raw, rows, keys.unread if keys is not None else None)
     # Greedy for all rows; rows with a temperature are overwritten below. The finiteness check at the end needs
     # `scores`, so warping works on a copy (`index_select`).
     tokens = argmax(scores)

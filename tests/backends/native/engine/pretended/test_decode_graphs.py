@@ -64,7 +64,7 @@ def graphs_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
 
 def asked() -> list[Submit]:
     """Three sequences that end one after the other, so that batches are padded; contexts cross two widths of tables."""
-    kinds = ("penalties", "greedy", "sampled")  # the first needs the host in each step, the others overlap
+    kinds = ("bias and watermark", "greedy", "penalties")  # the first needs the host in each step, the others overlap
     return [Submit(seq, prompt(12 + 9 * seq, seq), 5 + 3 * seq, SAMPLING[kind]) for seq, kind in enumerate(kinds)]
 
 

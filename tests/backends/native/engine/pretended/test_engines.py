@@ -82,7 +82,7 @@ def test_nothing_says_cuda(folders: dict[str, Path]) -> None:
 def test_a_decode_step_waits_once_however_tokens_are_chosen(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the step before, when it was launched, unless what was chosen is counted on the host."""
+    """For the step before, when it was launched, unless what was chosen is needed on the host."""
     launches: list[tuple[bool, int]] = []
 
     def launched(*given: Any) -> Launched | None:
@@ -93,7 +93,7 @@ def test_a_decode_step_waits_once_however_tokens_are_chosen(
     monkeypatch.setattr(loop, "launch", launched)
     with PretendedDevice() as device:
         for kind, trace in decode_steps(device, folders["llama"], SAMPLING):
-            why = "tolist" if kind in ("penalties", "bias and watermark") else "an event"
+            why = "tolist" if kind == "bias and watermark" else "an event"
             waits = [(wait, times) for (wait, _), times in trace.waits.items()]
             assert waits == [(why, 1)], f"{kind}: {trace.report()}"
             assert launches[-1] == (why == "an event", 0)
