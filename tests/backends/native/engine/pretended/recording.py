@@ -49,7 +49,7 @@ def own_memory(made: Any, given: Sequence[Tensor]) -> list[Tensor]:
 def _spoil(tensor: Tensor) -> None:
     """Write what nobody can have meant over all of a tensor's memory; an index of it is out of all bounds."""
     flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() or tensor.is_complex():
         flat.fill_(float("nan"))
     elif tensor.dtype != torch.bool:
         flat.fill_(torch.iinfo(tensor.dtype).max)
