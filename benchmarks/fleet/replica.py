@@ -42,7 +42,7 @@ class Job:
     Attributes:
         keys: of all full blocks of prompt and answer.
         gateway: the number of the gateway that it came to.
-        received: tokens that the client has; more than 0 at an engine that it has not been at: they are made again.
+        received: tokens that the client had when an engine ended; the next one computes them with the prompt.
         cut: when the engine ended that had it, until its text goes on; then -1 again.
         pause: the longest time from such an end until its text went on.
     """
@@ -122,7 +122,7 @@ class Replica:
         if len(self.waiting) >= self.shape.waiting and not job.moves:
             return False
         self._order += 1
-        job.rank, job.made, job.blocks = self._order, 0, []
+        job.rank, job.made, job.blocks = self._order, job.received, []
         self.waiting.append(job)
         if self.until is None:
             self._begin(now)
@@ -153,12 +153,8 @@ class Replica:
                 self._decode(job, now, stepped)
         while self.decoding and self.decoding[0][0] <= self._steps:
             job = heappop(self.decoding)[2]
-            job.go_on(now)
-            if self._made(job) < job.answer:
-                self._push(job)
-            else:
-                self._kv -= job.prompt + job.answer
-                self._end(job, stepped)
+            self._kv -= job.prompt + job.answer
+            self._end(job, stepped)
         self._begin(now)
         return stepped
 
@@ -172,7 +168,9 @@ class Replica:
     def jobs(self) -> list[Job]:
         """All that is unfinished, each with the tokens that its client has."""
         for _, _, job in self.decoding:
-            job.received = max(job.received, self._made(job))
+            job.received = self._made(job)
+        for job in (*self.prefilling, *self.waiting):
+            job.received = max(job.received, job.made)
         return [*(job for _, _, job in self.decoding), *self.prefilling, *self.waiting]
 
     def _made(self, job: Job) -> int:
@@ -264,19 +262,13 @@ class Replica:
         if job.first < 0:
             job.first = now
             stepped.first.append(job)
-        if job.made > job.received:
-            job.go_on(now)
+        job.go_on(now)
         if job.made == job.answer:
             self._end(job, stepped)
         else:
             self._kv += job.prompt + job.made
-            self._push(job)
-
-    def _push(self, job: Job) -> None:
-        """Look at it again when it ends, or when its client gets the token behind those that it has."""
-        target = job.received + 1 if job.cut >= 0 else job.answer
-        self._order += 1
-        heappush(self.decoding, (job.began + target - job.made, self._order, job))
+            self._order += 1
+            heappush(self.decoding, (job.began + job.answer - job.made, self._order, job))
 
     def _end(self, job: Job, stepped: Stepped) -> None:
         self.pool.release(job.blocks)
