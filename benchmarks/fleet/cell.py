@@ -12,7 +12,7 @@ from math import ceil
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose
+from backends.affinity import AffinityPolicy, PrefixIndex, choose, draws
 from backends.autoscaling import Scaling, ScalingState, scale
 from backends.native.client.engine_link import EngineLink
 from backends.native.cluster.placer import Times
@@ -122,6 +122,8 @@ class Cell:
         self.result = Result()
         self.now = 0.0
         self._draw = Random(seed)
+        starts = Random(seed + 1)
+        self._draws = [draws(starts.random()) for _ in range(plan.gateways)]
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
         self._engines: dict[int, _Engine] = {}
@@ -202,8 +204,8 @@ class Cell:
         if policy == "prefix":
             self._read_news()
             hits = self._index.hits(job.keys[:known])
-        candidates = [Candidate(link.name, link.load, hits.get(link.number, 0), link.cache_use) for link in links]
-        return choose(policy, candidates, known, job.conversation)
+        candidates = [link.candidate(hits.get(link.number, 0)) for link in links]
+        return choose(policy, candidates, known, job.conversation, next(self._draws[job.gateway]))
 
     def _read_news(self) -> None:
         while self._news and self._news[0][0] <= self.now:
