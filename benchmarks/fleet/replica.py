@@ -17,12 +17,20 @@ from backends.native.protocol.messages import Pong
 
 
 class Speed(NamedTuple):
-    """What a step takes, in seconds: a constant, and for each sequence, cached token and token of a prompt in it."""
+    """What a step takes, in seconds: a constant, and for each sequence, cached token and token of a prompt in it, and
+    another constant if there is any prompt in it.
+    """
 
     step: float = 0.020
     sequence: float = 0.00015
     cached: float = 0.0
     prompt: float = 1 / 8000
+    prompts: float = 0.0
+
+    def of(self, sequences: int, cached: float, prompt: int) -> float:
+        """Of a step with so many sequences, cached tokens and tokens of prompts."""
+        constant = self.step + self.prompts if prompt else self.step
+        return constant + self.sequence * sequences + self.cached * cached + self.prompt * prompt
 
 
 class Shape(NamedTuple):
@@ -189,11 +197,10 @@ class Replica:
         if not self._chunks and not rows:
             self.until = None
             return
-        speed, tokens = self.speed, sum(tokens for _, tokens in self._chunks)
-        seconds = speed.step + speed.sequence * (rows + len(self._chunks)) + speed.prompt * tokens
         self._count = 1 if self._chunks or preempted else self._steps_with_room()
         # The cache grows by a token for each sequence and step: what it has in the middle.
-        self._each = seconds + speed.cached * (self._kv + rows * (self._count - 1) / 2)
+        cached = self._kv + rows * (self._count - 1) / 2
+        self._each = self.speed.of(rows + len(self._chunks), cached, sum(tokens for _, tokens in self._chunks))
         self._began, self.until = now, now + self._count * self._each
 
     def _missing(self, steps: int) -> int:
