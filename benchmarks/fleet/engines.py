@@ -29,6 +29,8 @@ from benchmarks.fleet.traffic import Conversation, Lengths, Load, Traffic
 SHAPE = Shape(blocks=1000, block=16, sequences=16, step_tokens=256)
 LENGTHS = Lengths(systems=(64, 768), question=(10, 22), answer=(24, 40), most=256, context=2048)
 """For the bundled model, whose context has 2,048 tokens."""
+_KNOTS = (8, 16, 32, 64, 128, 192, 255, 256)
+"""Tokens of prompts in a step for which its time is fitted. A full step is quicker than one that is nearly full."""
 _FIRST_ID, _LAST_ID = 300, 767  # of the tokens of prompts
 _LOADING = 300.0  # seconds at most
 
@@ -106,17 +108,15 @@ async def _ready(client: EngineClient) -> None:
 
 
 def fitted(measured: Sequence[Measured]) -> Speed:
-    """The step times of a simulated engine, by least squares; none is negative."""
-    rows = numpy.array([(1, each.sequences, each.cached, each.prompt, each.prompt > 0) for each in measured], float)
+    """The step times of a simulated engine, by least squares."""
+    prompts = numpy.array([each.prompt for each in measured])
+    # Of each number of tokens in `_KNOTS`, how much a step counts for it: a hat function.
+    hats = [numpy.interp(prompts, _KNOTS, hat) * (prompts > 0) for hat in numpy.eye(len(_KNOTS))]
+    rest = [(1, each.sequences, each.cached) for each in measured]
     seconds = numpy.array([each.seconds for each in measured])
-    used = [*range(rows.shape[1])]
-    while True:
-        found = numpy.linalg.lstsq(rows[:, used], seconds, rcond=None)[0]
-        if found.min() >= 0:
-            break
-        used.remove(used[int(found.argmin())])
-    factors = dict(zip(used, map(float, found), strict=True))
-    return Speed(*(factors.get(place, 0.0) for place in range(rows.shape[1])))
+    step, sequence, cached, *found = numpy.linalg.lstsq(numpy.c_[rest, numpy.transpose(hats)], seconds, rcond=None)[0]
+    table = zip((0, *_KNOTS), map(float, (found[0], *found)), strict=True)
+    return Speed(float(step), float(sequence), float(cached), tuple(table))
 
 
 @contextmanager

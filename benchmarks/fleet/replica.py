@@ -6,7 +6,9 @@ are those of the product's scheduler (`scheduled` has it, to compare) for reques
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil
@@ -17,20 +19,28 @@ from backends.native.protocol.messages import Pong
 
 
 class Speed(NamedTuple):
-    """What a step takes, in seconds: a constant, and for each sequence, cached token and token of a prompt in it, and
-    another constant if there is any prompt in it.
+    """What a step takes, in seconds.
+
+    Attributes:
+        step: without anything in it.
+        sequence: for each sequence.
+        cached: for each cached token.
+        prompts: for the tokens of prompts in it: their numbers, in order, and the seconds of each; linear between.
     """
 
     step: float = 0.020
     sequence: float = 0.00015
     cached: float = 0.0
-    prompt: float = 1 / 8000
-    prompts: float = 0.0
+    prompts: Sequence[tuple[int, float]] = ((0, 0.0), (8000, 1.0))
 
     def of(self, sequences: int, cached: float, prompt: int) -> float:
         """Of a step with so many sequences, cached tokens and tokens of prompts."""
-        constant = self.step + self.prompts if prompt else self.step
-        return constant + self.sequence * sequences + self.cached * cached + self.prompt * prompt
+        seconds = self.step + self.sequence * sequences + self.cached * cached
+        if prompt:
+            place = bisect_left(self.prompts, (prompt, 0.0))
+            (before, low), (after, high) = self.prompts[place - 1 : place + 1]
+            seconds += low + (high - low) * (prompt - before) / (after - before)
+        return seconds
 
 
 class Shape(NamedTuple):
