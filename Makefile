@@ -140,7 +140,7 @@ bench-peers: $(VENV)/.installed  ## the gateway beside other gateways, installed
 bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (three quarters of an hour)
 	$(VENV)/bin/python -m benchmarks.experiments
 
-bench-fleet: $(VENV)/.installed  ## engines, gateways, routing and scaling of a fleet, by simulation (ten minutes)
+bench-fleet: $(VENV)/.installed  ## engines, gateways, routing and scaling of a fleet, by simulation and beside real engines (three quarters of an hour)
 	$(VENV)/bin/python -m benchmarks.fleet
 
 bench-batches: $(VENV)/.installed  ## a batch of 10,000 lines with two kills of the gateway, and clients beside it (five minutes)

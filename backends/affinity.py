@@ -6,7 +6,7 @@ an engine or a server behind one served entity.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Literal
@@ -15,13 +15,17 @@ import msgspec
 
 AffinityPolicy = Literal["prefix", "conversation", "least"]
 """`prefix`: where most of the prompt is cached, unless too much runs there; without any hit as `conversation`.
-`conversation`: where the conversation's digest says, unless too much runs there. `least`: where least runs.
+`conversation`: where the conversation's digest says, unless too much runs there. `least`: where least runs, as far as
+is known (`_least`).
 """
 
 _HITS_WEIGHT, _LOAD_WEIGHT, _CACHE_WEIGHT = 3.0, 2.0, 2.0
 """Of the share of the prompt that is cached, of the load against the mean, and of the share of the cache in use. The
 weights are those of llm-d's scheduler.
 """
+_RENEWED = 0.5
+"""Requests that others are taken to send until they report again, for each that they have reported."""
+_GOLDEN = (5**0.5 - 1) / 2
 _MASK = 2**64 - 1
 _BOUND, _SPARE = 1.5, 4
 """A candidate takes at most `_BOUND` times the mean load and `_SPARE` requests more (bounded loads, Mirrokni et al.,
@@ -37,15 +41,19 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
         load: requests that it has now.
         hits: leading blocks of the prompt that it has cached.
         cache_use: share of its cache that running requests hold, 0 to 1.
+        reported: those of `load` that are other processes', as of the candidate's latest report.
     """
 
     name: str
     load: int
     hits: int = 0
     cache_use: float = 0.0
+    reported: int = 0
 
 
-def choose(policy: AffinityPolicy, candidates: Sequence[Candidate], blocks: int, conversation: str | None) -> int:
+def choose(
+    policy: AffinityPolicy, candidates: Sequence[Candidate], blocks: int, conversation: str | None, draw: float
+) -> int:
     """The index of the candidate that gets a request.
 
     Args:
@@ -53,10 +61,11 @@ def choose(policy: AffinityPolicy, candidates: Sequence[Candidate], blocks: int,
         candidates: at least one.
         blocks: of the prompt.
         conversation: what all turns of a conversation share; None: the request has none.
+        draw: a number from 0 to 1 without 1, for what is decided by load alone: the next one of `draws`.
     """
-    loads = [each.load for each in candidates]
     if policy == "least":
-        return loads.index(min(loads))
+        return _least(candidates, draw)
+    loads = [each.load for each in candidates]
     mean = sum(loads) / len(loads)
     bound = _BOUND * mean + _SPARE
     allowed = [place for place, load in enumerate(loads) if load <= bound]
@@ -69,11 +78,48 @@ def choose(policy: AffinityPolicy, candidates: Sequence[Candidate], blocks: int,
         best = max(scores)
         allowed = [place for place, score in zip(allowed, scores, strict=True) if score == best]
     elif conversation is None:
-        return loads.index(min(loads))
+        return _least(candidates, draw)
     if conversation is None or len(allowed) == 1:
         return allowed[0]
     chosen = _rendezvous(_number(conversation), [candidates[place].name for place in allowed])
     return allowed[chosen]
+
+
+def _least(candidates: Sequence[Candidate], draw: float) -> int:
+    """The index of a candidate among the least loaded ones, drawn by how much less each of them has.
+
+    Others choose from the same reports. If all took the least loaded one, it would get all of their requests until the
+    next report, far more than the difference (Mitzenmacher, How useful is old information, 2000). So each takes the
+    requests that are on their way to fill up the least loaded candidates to one level, as water would, and a candidate
+    with the chance of its share of that water (Dahlin, Interpreting stale load information, 1999). Where nobody else
+    has any, the only request on its way is this one, and goes to the least loaded candidate.
+    """
+    order = sorted(range(len(candidates)), key=lambda place: candidates[place].load)
+    water = 1 + _RENEWED * sum(each.reported for each in candidates)
+    below = level = 0.0
+    for count, place in enumerate(order, 1):
+        if count > 1 and level <= candidates[place].load:
+            order = order[: count - 1]
+            break
+        below += candidates[place].load
+        level = (water + below) / count
+    left = draw * water
+    for place in sorted(order):
+        left -= level - candidates[place].load
+        if left < 0:
+            break
+    return place
+
+
+def draws(number: float) -> Iterator[float]:
+    """Numbers from 0 to 1 without 1, from `number` on; any few that follow each other are spread evenly.
+
+    So a process spreads its requests more evenly than by chance: among equal candidates it takes turns. Each process
+    begins elsewhere.
+    """
+    while True:
+        yield number
+        number = (number + _GOLDEN) % 1
 
 
 def destination(names: Sequence[str], wanted: Sequence[str]) -> int | None:

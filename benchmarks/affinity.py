@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import get_args
 
-from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose
+from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose, draws
 from backends.native.protocol.blocks import prompt_keys
 from backends.native.protocol.messages import Submit
 
@@ -42,10 +42,14 @@ def main(replicas: int) -> None:
         index.store(number, keys[: len(keys) * (number + 1) // replicas])
         index.store(number, [secrets.token_bytes(16) for _ in range(OTHERS // replicas)])
 
+    numbers = draws(0.0)
+
     def decide(policy: AffinityPolicy) -> int:
         hits = index.hits(keys) if policy == "prefix" else {}
-        candidates = [Candidate(str(number), number % 7, hits.get(number, 0), 0.5) for number in range(replicas)]
-        return choose(policy, candidates, len(keys), "a conversation")
+        candidates = [
+            Candidate(str(number), number % 7, hits.get(number, 0), 0.5, number % 5) for number in range(replicas)
+        ]
+        return choose(policy, candidates, len(keys), "a conversation", next(numbers))
 
     print(f"{replicas} engines, {len(keys)} blocks, {len(index):,} blocks in the index")
     print(f"names of the blocks    {microseconds(lambda: prompt_keys(submit, BLOCK)):8.1f} µs")

@@ -55,7 +55,6 @@ class Answer:
         reader: makes a reader of a choice, or None where a choice is text and nothing else.
         grammar: constrains the text, in llguidance's form. Generation ends where the grammar ends; `ignore_eos` and
             `min_new_tokens` have no effect beside it.
-        started: whether `Started` was emitted already, by an earlier attempt.
 
     Raises:
         schemas.errors.InvalidRequest: the request does not fit the model.
@@ -72,7 +71,6 @@ class Answer:
         ready: Ready,
         reader: Callable[[], AnswerReader | None] = lambda: None,
         grammar: str | None = None,
-        started: bool = False,
     ) -> None:
         self._request = request
         self._prompts: list[_Prompt] = []
@@ -85,7 +83,7 @@ class Answer:
         self._make_reader = reader
         self._readers: dict[int, AnswerReader] = {}
         self._reasoning_tokens: int | None = None
-        self._started = started
+        self._started = False  # whether `Started` was emitted
         # With more candidates than choices nothing can be streamed: the winners are known only when all candidates have
         # ended.
         self._streams = request.stream and self._candidates == request.n
@@ -211,7 +209,6 @@ class Answer:
         if self._scores_prompt and not all(prompt.scores for prompt in prompts):
             return ()
         events: list[Event] = []
-        # After a retry `started` is true from the beginning: the earlier attempt has sent this event.
         if not self._started:
             self._started = True
             shown = prompts if request.echo or self._scores_prompt or request.returns_ids else ()

@@ -28,7 +28,6 @@ from backends.native.capabilities import capabilities, with_lora_adapters
 from backends.native.checkpoints import reference
 from backends.native.classification import Head, read_head
 from backends.native.client.engine_client import EngineClient
-from backends.native.client.inflight import Diverged
 from backends.native.client.transports import Connect
 from backends.native.controls import Controls
 from backends.native.engines import Engines, engine_commands, on_ray, shared_options
@@ -51,9 +50,6 @@ from schemas.errors import BackendUnavailable, InvalidRequest, UnsupportedFeatur
 from schemas.ir import ChatPrompt, Embed, Embeddings, Events, Generate, Tokenize, Tokens
 from schemas.left_out import NAME, STRICT, left_out
 from schemas.scores import Score, Scores
-
-_MAX_ATTEMPTS = 3
-"""At a non-streamed request, if engines die and the next engines' tokens differ."""
 
 
 class NativeBackend:
@@ -144,44 +140,30 @@ class NativeBackend:
         if in_reasoning and grammar is not None:
             grammar = await constraint(request, family, self._grammars, in_reasoning=True)
         seed = request.sampling.seed
-        # Chosen once, outside of the loop: the next engine or attempt generates the same tokens where it can.
-        seed = secrets.randbits(64) if seed is None else seed
-        sequences = len(prompts) * max(request.n, request.best_of or 1)
-        # Whether the client has been sent `Started`, which no later attempt may repeat.
-        started = False
-        for attempt in range(_MAX_ATTEMPTS):
-            answer = Answer(
-                request,
-                prompts,
-                seed=seed,
-                # New numbers for each attempt: late outputs of the former one find no request.
-                first_seq=self._client.reserve_seqs(sequences).start,
-                text=text,
-                ready=ready,
-                grammar=grammar,
-                reader=partial(answer_reader, request, family, in_reasoning=in_reasoning),
-                started=started,
-            )
-            in_flight = self._client.submit(answer.submits, conversation_of(request), request.destinations)
-            try:
-                while not answer.done:
-                    events, stopped = answer.feed(await in_flight.outputs())
-                    # No await between `feed` and `cancel`: no output of these sequences can be buffered in between.
-                    for seq in stopped:
-                        in_flight.cancel(seq)
-                    if events:
-                        started = True
-                        yield events
-                return
-            # A stream's text was sent and cannot be taken back. Without a stream the client has seen no text.
-            except Diverged:
-                if request.stream or attempt == _MAX_ATTEMPTS - 1:
-                    raise
-            finally:
-                # Also runs when the reader closes the generator (GeneratorExit), as after a client's disconnect.
-                self._client.release(in_flight)
-                if (observer := OBSERVER.get()) is not None:
-                    observer.engine_ran(in_flight.phases)
+        answer = Answer(
+            request,
+            prompts,
+            seed=secrets.randbits(64) if seed is None else seed,
+            first_seq=self._client.reserve_seqs(len(prompts) * max(request.n, request.best_of or 1)).start,
+            text=text,
+            ready=ready,
+            grammar=grammar,
+            reader=partial(answer_reader, request, family, in_reasoning=in_reasoning),
+        )
+        in_flight = self._client.submit(answer.submits, conversation_of(request), request.destinations)
+        try:
+            while not answer.done:
+                events, stopped = answer.feed(await in_flight.outputs())
+                # No await between `feed` and `cancel`: no output of these sequences can be buffered in between.
+                for seq in stopped:
+                    in_flight.cancel(seq)
+                if events:
+                    yield events
+        finally:
+            # Also runs when the reader closes the generator (GeneratorExit), as after a client's disconnect.
+            self._client.release(in_flight)
+            if (observer := OBSERVER.get()) is not None:
+                observer.engine_ran(in_flight.phases)
 
     def ignored(self, request: Generate | Embed | Tokenize) -> tuple[str, ...]:
         """What has no effect: unknown fields, what no model here does, and what the template does not take."""

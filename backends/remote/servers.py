@@ -19,12 +19,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from random import random
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import structlog
 
-from backends.affinity import Candidate, PrefixIndex, choose, destination
+from backends.affinity import Candidate, PrefixIndex, choose, destination, draws
 from backends.base import Capabilities, Health
 from backends.prompts import conversation_of, texts_of
 from backends.remote.backend import RemoteBackend
@@ -79,6 +80,7 @@ class RemoteServers:
         self._first = self._servers[0].backend
         self._routing = routing
         self._index = PrefixIndex()
+        self._draws = draws(random())
 
     @property
     def capabilities(self) -> Capabilities:
@@ -168,11 +170,13 @@ class RemoteServers:
         if self._routing == "latency":
             return min(servers, key=lambda server: server.latency * (server.in_flight + 1))
         if not isinstance(request, Generate):
-            return servers[choose("least", [Candidate(each.name, each.in_flight) for each in servers], 0, None)]
+            return servers[
+                choose("least", [Candidate(each.name, each.in_flight) for each in servers], 0, None, random())
+            ]
         keys = _keys_of(request) if self._routing == "prefix" else []
         hits = self._index.hits(keys)
         candidates = [Candidate(each.name, each.in_flight, hits.get(self._number(each), 0)) for each in servers]
-        chosen = servers[choose(self._routing, candidates, len(keys), conversation_of(request))]
+        chosen = servers[choose(self._routing, candidates, len(keys), conversation_of(request), next(self._draws))]
         self._remember(chosen, keys)
         return chosen
 

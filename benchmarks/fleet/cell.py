@@ -12,7 +12,7 @@ from math import ceil
 from random import Random
 from typing import Any, Literal, NamedTuple
 
-from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose
+from backends.affinity import AffinityPolicy, PrefixIndex, choose, draws
 from backends.autoscaling import Scaling, ScalingState, scale
 from backends.native.client.engine_link import EngineLink
 from backends.native.cluster.placer import Times
@@ -22,7 +22,7 @@ from benchmarks.fleet.traffic import Conversation, Traffic
 
 Policy = AffinityPolicy | Literal["random", "round robin", "power of two"]
 FLOORS: tuple[Policy, ...] = ("random", "round robin", "power of two")
-_HEARTBEAT, _EOF, _SILENT = 1.0, 0.05, 4.0
+HEARTBEAT, _EOF, _SILENT = 1.0, 0.05, 4.0
 """Seconds between pings; from the end of a process to its sockets' (measured); and from a machine's silence until its
 requests move (three unanswered pings).
 """
@@ -122,6 +122,8 @@ class Cell:
         self.result = Result()
         self.now = 0.0
         self._draw = Random(seed)
+        starts = Random(seed + 1)
+        self._draws = [draws(starts.random()) for _ in range(plan.gateways)]
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
         self._engines: dict[int, _Engine] = {}
@@ -202,8 +204,8 @@ class Cell:
         if policy == "prefix":
             self._read_news()
             hits = self._index.hits(job.keys[:known])
-        candidates = [Candidate(link.name, link.load, hits.get(link.number, 0), link.cache_use) for link in links]
-        return choose(policy, candidates, known, job.conversation)
+        candidates = [link.candidate(hits.get(link.number, 0)) for link in links]
+        return choose(policy, candidates, known, job.conversation, next(self._draws[job.gateway]))
 
     def _read_news(self) -> None:
         while self._news and self._news[0][0] <= self.now:
@@ -275,7 +277,7 @@ class Cell:
             for job in waiting:
                 self._submit(job)
         if self.now < self._closed or self._open:
-            self._at(self.now + _HEARTBEAT, self._tick)
+            self._at(self.now + HEARTBEAT, self._tick)
 
     def _account(self, engines: list[_Engine]) -> None:
         result, scaling = self.result, self.plan.scaling
@@ -283,9 +285,9 @@ class Cell:
             return
         living = sum(not each.dead for each in engines)
         queue = sum(each.replica.queue for each in engines)
-        result.engine_seconds += living * _HEARTBEAT
+        result.engine_seconds += living * HEARTBEAT
         result.most_engines = max(result.most_engines, living)
-        result.oracle_seconds += min(max(scaling.min, ceil(queue / scaling.per_queue)), scaling.max) * _HEARTBEAT
+        result.oracle_seconds += min(max(scaling.min, ceil(queue / scaling.per_queue)), scaling.max) * HEARTBEAT
         result.unplaced = max(result.unplaced, len(self._unplaced))
 
     def _scale(self) -> None:
@@ -321,7 +323,7 @@ class Cell:
         replica = self._replica(number, self.speed, self.shape)
         name = f"engine {number} {self.now}"
         links = [
-            EngineLink(number, name, _NOBODY, _NOBODY, heartbeat=_HEARTBEAT, hung_after=30.0)
+            EngineLink(number, name, _NOBODY, _NOBODY, heartbeat=HEARTBEAT, hung_after=30.0)
             for _ in range(self.plan.gateways)
         ]
         self._engines[number] = _Engine(replica, links, self.now + self.plan.load)

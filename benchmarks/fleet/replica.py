@@ -6,7 +6,9 @@ are those of the product's scheduler (`scheduled` has it, to compare) for reques
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import ceil
@@ -17,12 +19,28 @@ from backends.native.protocol.messages import Pong
 
 
 class Speed(NamedTuple):
-    """What a step takes, in seconds: a constant, and for each sequence, cached token and token of a prompt in it."""
+    """What a step takes, in seconds.
+
+    Attributes:
+        step: without anything in it.
+        sequence: for each sequence.
+        cached: for each cached token.
+        prompts: for the tokens of prompts in it: their numbers, in order, and the seconds of each; linear between.
+    """
 
     step: float = 0.020
     sequence: float = 0.00015
     cached: float = 0.0
-    prompt: float = 1 / 8000
+    prompts: Sequence[tuple[int, float]] = ((0, 0.0), (8000, 1.0))
+
+    def of(self, sequences: int, cached: float, prompt: int) -> float:
+        """Of a step with so many sequences, cached tokens and tokens of prompts."""
+        seconds = self.step + self.sequence * sequences + self.cached * cached
+        if prompt:
+            place = bisect_left(self.prompts, (prompt, 0.0))
+            (before, low), (after, high) = self.prompts[place - 1 : place + 1]
+            seconds += low + (high - low) * (prompt - before) / (after - before)
+        return seconds
 
 
 class Shape(NamedTuple):
@@ -42,7 +60,7 @@ class Job:
     Attributes:
         keys: of all full blocks of prompt and answer.
         gateway: the number of the gateway that it came to.
-        received: tokens that the client has; more than 0 at an engine that it has not been at: they are made again.
+        received: tokens that the client had when an engine ended; the next one computes them with the prompt.
         cut: when the engine ended that had it, until its text goes on; then -1 again.
         pause: the longest time from such an end until its text went on.
     """
@@ -122,7 +140,7 @@ class Replica:
         if len(self.waiting) >= self.shape.waiting and not job.moves:
             return False
         self._order += 1
-        job.rank, job.made, job.blocks = self._order, 0, []
+        job.rank, job.made, job.blocks = self._order, job.received, []
         self.waiting.append(job)
         if self.until is None:
             self._begin(now)
@@ -153,12 +171,8 @@ class Replica:
                 self._decode(job, now, stepped)
         while self.decoding and self.decoding[0][0] <= self._steps:
             job = heappop(self.decoding)[2]
-            job.go_on(now)
-            if self._made(job) < job.answer:
-                self._push(job)
-            else:
-                self._kv -= job.prompt + job.answer
-                self._end(job, stepped)
+            self._kv -= job.prompt + job.answer
+            self._end(job, stepped)
         self._begin(now)
         return stepped
 
@@ -172,7 +186,9 @@ class Replica:
     def jobs(self) -> list[Job]:
         """All that is unfinished, each with the tokens that its client has."""
         for _, _, job in self.decoding:
-            job.received = max(job.received, self._made(job))
+            job.received = self._made(job)
+        for job in (*self.prefilling, *self.waiting):
+            job.received = max(job.received, job.made)
         return [*(job for _, _, job in self.decoding), *self.prefilling, *self.waiting]
 
     def _made(self, job: Job) -> int:
@@ -191,11 +207,10 @@ class Replica:
         if not self._chunks and not rows:
             self.until = None
             return
-        speed, tokens = self.speed, sum(tokens for _, tokens in self._chunks)
-        seconds = speed.step + speed.sequence * (rows + len(self._chunks)) + speed.prompt * tokens
         self._count = 1 if self._chunks or preempted else self._steps_with_room()
         # The cache grows by a token for each sequence and step: what it has in the middle.
-        self._each = seconds + speed.cached * (self._kv + rows * (self._count - 1) / 2)
+        cached = self._kv + rows * (self._count - 1) / 2
+        self._each = self.speed.of(rows + len(self._chunks), cached, sum(tokens for _, tokens in self._chunks))
         self._began, self.until = now, now + self._count * self._each
 
     def _missing(self, steps: int) -> int:
@@ -264,19 +279,13 @@ class Replica:
         if job.first < 0:
             job.first = now
             stepped.first.append(job)
-        if job.made > job.received:
-            job.go_on(now)
+        job.go_on(now)
         if job.made == job.answer:
             self._end(job, stepped)
         else:
             self._kv += job.prompt + job.made
-            self._push(job)
-
-    def _push(self, job: Job) -> None:
-        """Look at it again when it ends, or when its client gets the token behind those that it has."""
-        target = job.received + 1 if job.cut >= 0 else job.answer
-        self._order += 1
-        heappush(self.decoding, (job.began + target - job.made, self._order, job))
+            self._order += 1
+            heappush(self.decoding, (job.began + job.answer - job.made, self._order, job))
 
     def _end(self, job: Job, stepped: Stepped) -> None:
         self.pool.release(job.blocks)

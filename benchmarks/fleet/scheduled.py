@@ -67,9 +67,6 @@ class ScheduledReplica(Replica):
         if not self._works:
             self.until = None
             return
-        speed = self.speed
         prompts = sum(work.count for work in self._works if not work.sequence.generated)
         cached = sum(work.start for work in self._works if work.sequence.generated)
-        self.until = (
-            now + speed.step + speed.sequence * len(self._works) + speed.prompt * prompts + speed.cached * cached
-        )
+        self.until = now + self.speed.of(len(self._works), cached, prompts)

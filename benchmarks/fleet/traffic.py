@@ -18,6 +18,21 @@ from benchmarks.fleet.replica import Job
 DAY = 86_400.0
 
 
+class Lengths(NamedTuple):
+    """Tokens. Of questions and answers: the median and the mean.
+
+    Attributes:
+        most: of a question, and of an answer.
+        context: that a conversation with one more turn must fit; 0: any.
+    """
+
+    systems: tuple[int, int] = (256, 4096)
+    question: tuple[int, int] = (40, 90)
+    answer: tuple[int, int] = (129, 211)
+    most: int = 2048
+    context: int = 0
+
+
 class Load(NamedTuple):
     """How many requests come, and when. Rates are requests per second.
 
@@ -33,6 +48,7 @@ class Load(NamedTuple):
     turns: float = 4.0
     pause: float = 30.0
     prompts: int = 200
+    lengths: Lengths = Lengths()
 
     def at(self, now: float) -> float:
         """Requests per second."""
@@ -84,7 +100,7 @@ class Traffic:
         self._gateways = gateways
         self._count = 0
         lengths = Random(seed ^ 0x5EED)
-        self._systems = [lengths.randint(256, 4096) for _ in range(load.prompts)]
+        self._systems = [lengths.randint(*load.lengths.systems) for _ in range(load.prompts)]
         weights, total = [], 0.0
         for rank in range(load.prompts):
             total += 1 / (rank + 1)
@@ -113,11 +129,13 @@ class Traffic:
 
     def turn(self, conversation: Conversation, now: float) -> Job:
         """Its next turn."""
-        draw = conversation.draw
-        prompt = conversation.tokens + _length(draw, 40, 90)
-        answer = _length(draw, 129, 211)
+        draw, lengths = conversation.draw, self.load.lengths
+        prompt = conversation.tokens + _length(draw, *lengths.question, lengths.most)
+        answer = _length(draw, *lengths.answer, lengths.most)
         conversation.tokens = prompt + answer
         conversation.turns -= 1
+        if lengths.context and conversation.tokens + 2 * lengths.most > lengths.context:
+            conversation.turns = 0
         keys = conversation.keys
         keys += [
             _key(1, conversation.number, place) for place in range(len(keys), conversation.tokens // self._block + 1)
@@ -130,9 +148,9 @@ class Traffic:
         return conversation.draw.expovariate(1 / self.load.pause)
 
 
-def _length(draw: Random, median: float, mean: float) -> int:
+def _length(draw: Random, median: float, mean: float, most: int) -> int:
     sigma = (2 * log(mean / median)) ** 0.5
-    return max(1, min(2048, round(median * exp(draw.gauss(0, sigma)))))
+    return max(1, min(most, round(median * exp(draw.gauss(0, sigma)))))
 
 
 def _key(kind: int, number: int, place: int) -> bytes:

@@ -37,7 +37,8 @@ heartbeat = 0.25
 [endpoints.interlingua]
 served_entities = [{{ name = "demo", backend = "local" }}]
 """
-STREAMS = 6
+Text = tuple[str, list[str]]
+STREAMS = 6  # one of each of `KINDS`
 LENGTH = 60
 
 
@@ -83,8 +84,18 @@ def states(gateway: Gateway) -> dict[str, float]:
     return samples(gateway, "gw_engine_up")
 
 
-def stream(gateway: Gateway, number: int, *, on_token: Callable[[int], None] = lambda _: None) -> str:
-    """The text of one stream; each has a seed of its own, and they are sampled."""
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2},
+    {"logprobs": 2},
+    {"ignore_eos": False, "guided_regex": "([a-z]{3} ){40}[a-z]{3}"},
+    {"top_p": 0.9, "logit_bias": {"300": 2}, "min_tokens": 50},
+)
+
+
+def stream(gateway: Gateway, number: int, *, on_token: Callable[[int], None] = lambda _: None) -> Text:
+    """The text of one stream, and the tokens whose log-probabilities it has; each is of another kind."""
     asked = {
         "model": "interlingua",
         "prompt": f"Number {number}:",
@@ -93,25 +104,28 @@ def stream(gateway: Gateway, number: int, *, on_token: Callable[[int], None] = l
         "temperature": 0.9,
         "seed": number,
         "stream": True,
+        **KINDS[number % len(KINDS)],
     }
-    text = ""
+    text, tokens = "", []
     with gateway.open("/v1/completions", asked) as answer:
         for line in answer:
             if line.startswith(b"data: {"):
                 chunk: dict[str, Any] = json.loads(line.removeprefix(b"data: "))
                 assert "error" not in chunk, chunk
-                text += "".join(choice["text"] for choice in chunk["choices"])
+                for choice in chunk["choices"]:
+                    text += choice["text"]
+                    tokens += (choice.get("logprobs") or {"tokens": []})["tokens"]
                 on_token(number)
-    return text
+    return text, tokens
 
 
 @pytest.fixture(scope="module")
-def expected(gateway: Gateway) -> list[str]:
+def expected(gateway: Gateway) -> list[Text]:
     """The texts without a fault, one stream at a time."""
     return [stream(gateway, number) for number in range(STREAMS)]
 
 
-def all_at_once(gateway: Gateway, fault: Callable[[], None], streams: int = STREAMS) -> tuple[list[str], float]:
+def all_at_once(gateway: Gateway, fault: Callable[[], None], streams: int = STREAMS) -> tuple[list[Text], float]:
     """The texts of so many streams side by side, with a fault when all have begun; and the longest pause after it, in
     seconds.
     """
@@ -137,7 +151,7 @@ def all_at_once(gateway: Gateway, fault: Callable[[], None], streams: int = STRE
     return texts, max(pauses)
 
 
-def test_streams_of_a_killed_engine_go_on_at_the_others(gateway: Gateway, expected: list[str]) -> None:
+def test_streams_of_a_killed_engine_go_on_at_the_others(gateway: Gateway, expected: list[Text]) -> None:
     engine = gateway.engines()[0]
     texts, pause = all_at_once(gateway, lambda: os.kill(engine, signal.SIGKILL))
     print(f"the longest pause after a kill: {pause:.3f} s")
@@ -146,7 +160,7 @@ def test_streams_of_a_killed_engine_go_on_at_the_others(gateway: Gateway, expect
 
 
 def test_streams_of_a_stopped_machine_go_on_at_the_others(
-    gateway: Gateway, remote: tuple[subprocess.Popen[bytes], int], expected: list[str]
+    gateway: Gateway, remote: tuple[subprocess.Popen[bytes], int], expected: list[Text]
 ) -> None:
     process, _ = remote
     texts, pause = all_at_once(gateway, lambda: process.send_signal(signal.SIGSTOP))
@@ -157,7 +171,7 @@ def test_streams_of_a_stopped_machine_go_on_at_the_others(
 
 
 def test_a_dead_engine_elsewhere_is_missed_by_nobody(
-    gateway: Gateway, remote: tuple[subprocess.Popen[bytes], int], expected: list[str]
+    gateway: Gateway, remote: tuple[subprocess.Popen[bytes], int], expected: list[Text]
 ) -> None:
     texts, _ = all_at_once(gateway, remote[0].kill)
     assert texts == expected

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.application.test_cluster import STREAMS, all_at_once, samples, stream
+from tests.application.test_cluster import STREAMS, Text, all_at_once, samples, stream
 from tests.gateway.processes import LIMIT, Gateway, alive, serving, until
 
 pytestmark = [
@@ -130,14 +130,14 @@ def gateway(nodes: dict[str, Any], configuration: Path) -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="module")
-def expected(gateway: Gateway) -> list[str]:
+def expected(gateway: Gateway) -> list[Text]:
     """The texts without a fault, one stream at a time."""
     return [stream(gateway, number) for number in range(MANY)]
 
 
-def test_a_queue_starts_an_engine_on_another_node(gateway: Gateway, expected: list[str]) -> None:
+def test_a_queue_starts_an_engine_on_another_node(gateway: Gateway, expected: list[Text]) -> None:
     assert up(gateway) == 1
-    texts: list[str] = []
+    texts: list[Text] = []
 
     def asked() -> bool:
         texts.extend(all_at_once(gateway, lambda: None)[0])
@@ -149,7 +149,7 @@ def test_a_queue_starts_an_engine_on_another_node(gateway: Gateway, expected: li
     assert set(engines()) == set(NODES)
 
 
-def test_streams_of_a_killed_engine_go_on_and_it_is_started_again(gateway: Gateway, expected: list[str]) -> None:
+def test_streams_of_a_killed_engine_go_on_and_it_is_started_again(gateway: Gateway, expected: list[Text]) -> None:
     before = engines()
     texts, pause = all_at_once(gateway, lambda: os.kill(before[NODES[0]], signal.SIGKILL), MANY)
     print(f"the longest pause after the kill of an engine: {pause:.3f} s")
@@ -161,7 +161,7 @@ def test_streams_of_a_killed_engine_go_on_and_it_is_started_again(gateway: Gatew
 
 
 def test_another_gateway_finds_the_engines(
-    nodes: dict[str, Any], gateway: Gateway, configuration: Path, expected: list[str]
+    nodes: dict[str, Any], gateway: Gateway, configuration: Path, expected: list[Text]
 ) -> None:
     before = engines()
     arguments = ("--config", str(configuration), "--ray", nodes["address"])
@@ -179,7 +179,7 @@ def test_another_gateway_finds_the_engines(
     assert engines() == before, "they outlive a gateway"
 
 
-def test_streams_of_a_stopped_machine_go_on(nodes: dict[str, Any], gateway: Gateway, expected: list[str]) -> None:
+def test_streams_of_a_stopped_machine_go_on(nodes: dict[str, Any], gateway: Gateway, expected: list[Text]) -> None:
     machine = descendants(nodes["pids"][NODES[0]]["raylet"])
     assert engines()[NODES[0]] in machine
     lost = gateway.log.read_text().count("engine.silent")
@@ -200,7 +200,7 @@ def test_streams_of_a_stopped_machine_go_on(nodes: dict[str, Any], gateway: Gate
     assert set(engines()) == set(NODES)
 
 
-def test_streams_of_a_killed_raylet_go_on(nodes: dict[str, Any], gateway: Gateway, expected: list[str]) -> None:
+def test_streams_of_a_killed_raylet_go_on(nodes: dict[str, Any], gateway: Gateway, expected: list[Text]) -> None:
     texts, pause = all_at_once(gateway, lambda: os.kill(nodes["pids"][NODES[0]]["raylet"], signal.SIGKILL), MANY)
     print(f"the longest pause after the kill of a raylet: {pause:.3f} s")
     assert texts == expected
@@ -208,7 +208,7 @@ def test_streams_of_a_killed_raylet_go_on(nodes: dict[str, Any], gateway: Gatewa
     assert stream(gateway, 0) == expected[0]
 
 
-def test_losing_the_head_fails_no_request(nodes: dict[str, Any], gateway: Gateway, expected: list[str]) -> None:
+def test_losing_the_head_fails_no_request(nodes: dict[str, Any], gateway: Gateway, expected: list[Text]) -> None:
     def kill() -> None:
         for pid in nodes["pids"][HEAD].values():
             os.kill(pid, signal.SIGKILL)

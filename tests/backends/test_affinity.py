@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose
+from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose, draws
 
 NAMES = ("a", "b", "c", "d")
 POLICIES: tuple[AffinityPolicy, ...] = ("prefix", "conversation", "least")
@@ -19,15 +19,51 @@ def idle(*names: str) -> list[Candidate]:
 
 
 def chosen(
-    policy: AffinityPolicy, candidates: list[Candidate], blocks: int = 0, conversation: str | None = None
+    policy: AffinityPolicy,
+    candidates: list[Candidate],
+    blocks: int = 0,
+    conversation: str | None = None,
+    draw: float = 0.0,
 ) -> str:
-    return candidates[choose(policy, candidates, blocks, conversation)].name
+    return candidates[choose(policy, candidates, blocks, conversation, draw)].name
 
 
 def test_the_longest_cached_prefix_attracts_a_request() -> None:
     candidates = [Candidate("a", 2), Candidate("b", 3, hits=10), Candidate("c", 2, hits=4)]
     assert chosen("prefix", candidates, blocks=10) == "b"
     assert chosen("least", candidates, blocks=10) == "a"
+
+
+def test_one_process_alone_takes_the_least_loaded_and_draws_among_equals() -> None:
+    candidates = [Candidate(name, load) for name, load in zip("abcde", (2, 1, 3, 1, 1), strict=True)]
+    drawn = Counter(chosen("least", candidates, draw=number / 300) for number in range(300))
+    assert drawn == {"b": 100, "d": 100, "e": 100}
+    candidates[3] = Candidate("d", 0)
+    assert {chosen(policy, candidates, draw=number / 300) for policy in POLICIES for number in range(300)} == {"d"}
+
+
+def test_what_is_drawn_is_spread_evenly() -> None:
+    for start in (0.0, 0.3, 0.999):
+        numbers = draws(start)
+        drawn = Counter(int(8 * next(numbers)) for _ in range(80))
+        assert set(drawn) == set(range(8))
+        assert max(drawn.values()) - min(drawn.values()) <= 3
+
+
+def test_processes_that_know_old_figures_of_each_other_spread_their_requests() -> None:
+    """Each of 50 knows its own requests and one report. The least loaded gets most, and by far not all."""
+    rng = random.Random(1)
+    reports = {str(number): 4 + number % 8 for number in range(32)}
+    gained = Counter[str]()
+    for _ in range(50):
+        numbers, own = draws(rng.random()), Counter[str]()
+        for _ in range(4):
+            candidates = [Candidate(name, own[name] + load, reported=load) for name, load in reports.items()]
+            own[chosen("least", candidates, draw=next(numbers))] += 1
+        gained += own
+    least = [name for name, load in reports.items() if load == 4]
+    assert sum(gained[name] for name in least) > 200 * len(least) / len(reports)
+    assert max(load + gained[name] for name, load in reports.items()) < 2 * (sum(reports.values()) + 200) / 32
 
 
 def test_a_short_prefix_does_not_outweigh_a_queue_or_a_full_cache() -> None:
@@ -62,14 +98,20 @@ def test_a_conversation_leaves_a_server_that_has_too_much() -> None:
 
 @given(
     st.sampled_from(POLICIES),
-    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.floats(0, 1)), min_size=1, max_size=8),
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 20), st.floats(0, 1), st.integers(0, 50)), min_size=1, max_size=8
+    ),
     st.none() | st.text(max_size=4),
+    st.floats(0, 1, exclude_max=True),
 )
 def test_a_candidate_is_always_found_and_never_one_above_the_bound(
-    policy: AffinityPolicy, given: list[tuple[int, int, float]], conversation: str | None
+    policy: AffinityPolicy, given: list[tuple[int, int, float, int]], conversation: str | None, draw: float
 ) -> None:
-    candidates = [Candidate(str(number), *each) for number, each in enumerate(given)]
-    load = candidates[choose(policy, candidates, 20, conversation)].load
+    candidates = [
+        Candidate(str(number), load, hits, use, min(load, reported))
+        for number, (load, hits, use, reported) in enumerate(given)
+    ]
+    load = candidates[choose(policy, candidates, 20, conversation, draw)].load
     assert load <= 1.5 * sum(each.load for each in candidates) / len(candidates) + 4
 
 

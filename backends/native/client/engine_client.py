@@ -2,12 +2,11 @@
 
 Strategy:
 - Each engine has a link (`EngineLink`). All engines of a client serve the same model, so that any of them can answer
-  any request: a request goes to one of those that are ready (`backends.affinity`), and stays there. Where a prompt is
-  cached is known from the engines' own reports, which all workers get: what one worker has learned from its own
-  requests would be wrong as soon as others send some, too.
+  any request: a request goes to one of those that are ready (`backends.affinity`), and stays there. Engines report to
+  all workers what they have cached: what a worker has learned from its own requests would soon be wrong.
 - Engines may come and go (`use`). One that goes finishes what it has.
-- If an engine dies, another one that is ready takes over its unfinished requests at once (`inflight` drops the tokens
-  that it replays). If none is ready, they wait for the next one, for `reconnect_timeout` seconds at most.
+- If an engine dies, another one takes over its unfinished requests at once, with the tokens so far. If none is ready,
+  they wait for the next one, for `reconnect_timeout` seconds at most.
 - An engine that is silent may be dead or busy. Its requests are taken over, too, but only once each: what makes one
   engine silent might do so to all of them in turn.
 - A request in flight during two engine crashes at the same token is quarantined: retried alone, rejected if an engine
@@ -23,11 +22,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
+from random import random
 
 import structlog
 from msgspec.structs import replace
 
-from backends.affinity import AffinityPolicy, Candidate, PrefixIndex, choose, destination
+from backends.affinity import AffinityPolicy, PrefixIndex, choose, destination, draws
 from backends.base import Health
 from backends.native.client.engine_link import EngineLink
 from backends.native.client.inflight import InFlightRequest
@@ -70,6 +70,7 @@ class EngineClient:
         self._changes = False  # whether engines come and go
         self._routing: AffinityPolicy = routing
         self._index = PrefixIndex()
+        self._draws = draws(random())
         self._reconnect_timeout = reconnect_timeout
         self._next_seq = 0
         self._in_flight: dict[int, InFlightRequest] = {}  # by seq: a request is there once per sequence
@@ -322,8 +323,8 @@ class EngineClient:
         assert self.ready is not None
         keys = request.name_blocks(self.ready.block_size) if self._routing == "prefix" else []
         hits = self._index.hits(keys)
-        candidates = [Candidate(link.name, link.load, hits.get(link.number, 0), link.cache_use) for link in links]
-        return links[choose(self._routing, candidates, len(keys), request.conversation)]
+        candidates = [link.candidate(hits.get(link.number, 0)) for link in links]
+        return links[choose(self._routing, candidates, len(keys), request.conversation, next(self._draws))]
 
     def _describe(self) -> None:
         """Describe what the engines that are ready can do together."""

@@ -17,6 +17,7 @@ from typing import Protocol
 import structlog
 from msgspec.structs import replace
 
+from backends.affinity import Candidate
 from backends.base import Health
 from backends.native.client.transports import Connect, SecretRefused, Transport
 from backends.native.protocol.blocks import split_keys
@@ -122,14 +123,19 @@ class EngineLink:
     @property
     def load(self) -> int:
         """The engine's sequences: those of this worker now, and those of other workers as of the latest pong."""
-        reported = self.pong.running + self.pong.waiting if self.pong is not None else 0
-        return self.in_flight + max(0, reported - self.in_flight_then)
+        return self.in_flight + self._others
 
     @property
-    def cache_use(self) -> float:
-        """The share of the engine's KV cache that sequences hold, 0 to 1, as of the latest pong."""
+    def _others(self) -> int:
+        reported = self.pong.running + self.pong.waiting if self.pong is not None else 0
+        return max(0, reported - self.in_flight_then)
+
+    def candidate(self, hits: int) -> Candidate:
+        """The engine for a request of whose prompt it has so many blocks."""
+        # The share of the KV cache that sequences hold, as of the latest pong.
         pong = self.pong
-        return 1 - pong.free_blocks / pong.total_blocks if pong is not None and pong.total_blocks else 0.0
+        used = 1 - pong.free_blocks / pong.total_blocks if pong is not None and pong.total_blocks else 0.0
+        return Candidate(self.name, self.load, hits, used, self._others)
 
     @property
     def clock(self) -> float:

@@ -4,11 +4,11 @@ Does no I/O: a link to an engine sends what a request submits, and `EngineClient
 
 Strategy:
 - Outputs are buffered until the reader takes all of them at once, so that a slow reader gets few large batches.
-- A sequence's tokens are a function of its `Submit`, the seed included. After an engine crash the request is submitted
-  again to another engine, which replays the tokens that were received already. Replayed tokens are compared with those
-  and dropped; only new tokens are delivered. A difference is `Diverged`.
+- A sequence's next token is a function of its `Submit`, the seed included, and of its tokens so far. After an engine
+  crash the request is submitted to another engine with the tokens that were received: that engine computes them as it
+  does a prompt, in a few steps, and goes on behind them.
 - For the same reason a poison request crashes every engine at the same token. Crashes are counted per sequence; each
-  new token resets the count. A sequence that was still being replayed when the engine died did not cause the crash.
+  new token resets the count.
 """
 
 from __future__ import annotations
@@ -45,10 +45,6 @@ class Link(Protocol):
         ...
 
 
-class Diverged(BackendFailed):
-    """The next engine's tokens differ from those received: near ties fall differently in another batch."""
-
-
 @dataclass(slots=True, eq=False)
 class _Sequence:
     """A sequence of the request.
@@ -56,7 +52,6 @@ class _Sequence:
     Attributes:
         submit: the message that asks for it.
         received: its token ids so far, from all engines.
-        replayed: how many of `received` the present engine has replayed; None: it is past them.
         crashes: engines that died while the sequence was at its present token.
         finished: it ended, failed or was cancelled.
         times: when the engine that made its first token received and admitted it.
@@ -65,7 +60,6 @@ class _Sequence:
 
     submit: Submit
     received: list[int] = field(default_factory=list)
-    replayed: int | None = None
     crashes: int = 0
     finished: bool = False
     times: tuple[float, ...] = ()
@@ -138,7 +132,6 @@ class InFlightRequest:
         """Take all outputs since the last call; wait for at least one.
 
         Raises:
-            Diverged: the next engine's tokens differ from those that were delivered.
             schemas.errors.BackendError: the engine is gone, and the request with it.
         """
         # Buffered outputs come before the error, so that no token is lost that the engine had generated before it died.
@@ -158,9 +151,12 @@ class InFlightRequest:
         link.in_flight += len(self.seqs)
         for sequence in self._sequences.values():
             if not sequence.finished:
-                # `again` lets the sequence into a full queue: it was admitted once, and must not fail as `Overloaded`
-                # now.
-                link.send(replace(sequence.submit, again=True) if self._crashes else sequence.submit)
+                submit = sequence.submit
+                if self._crashes:
+                    # `again` lets the sequence into a full queue: it was admitted once, and must not fail as
+                    # `Overloaded` now.
+                    submit = replace(submit, again=True, received=tuple(sequence.received))
+                link.send(submit)
 
     def leave(self) -> None:
         """Have no engine any more; the one that was asked drops the unfinished sequences, if it still runs."""
@@ -172,7 +168,7 @@ class InFlightRequest:
                     link.send(Cancel(seq))
 
     def deliver(self, output: Output, at: float = 0.0, clock: float = 0.0) -> None:
-        """Buffer an output of the present engine, without the tokens that it replays.
+        """Buffer an output of the present engine.
 
         Args:
             output: the output.
@@ -183,30 +179,10 @@ class InFlightRequest:
         # The sequence was cancelled while this output was on its way.
         if sequence.finished:
             return
-        ends = output.reason is not None or output.error is not None
-        # The present engine replays: compare its tokens with those that were delivered, and drop them.
-        if (start := sequence.replayed) is not None:
-            expected = sequence.received[start : start + len(output.ids)]
-            if tuple(expected) != output.ids[: len(expected)]:
-                # Cancel first: `fail` only marks the sequences as finished, and the engine would go on generating.
-                self.close()
-                self.fail(Diverged(_ENGINE_DEAD, code="engine_dead"))
-                return
-            sequence.replayed = start + len(expected)
-            # The replay goes on. An end during the replay, as by an error, is delivered at once.
-            if sequence.replayed < len(sequence.received) and not ends:
-                return
-            # The replay is complete; the rest of this output is new.
-            sequence.replayed = None
-            ids, logprobs = output.ids[len(expected) :], output.logprobs[len(expected) :]
-            if not ids and not ends:
-                return
-            # The prompt's scores and the cached tokens came with the first output, which an earlier engine sent.
-            output = replace(output, ids=ids, logprobs=logprobs, prompt=(), cached_tokens=0)
         # A new token: the sequence has passed the place where engines died.
         sequence.crashes = 0
         sequence.received += output.ids
-        sequence.finished = ends
+        sequence.finished = output.reason is not None or output.error is not None
         if output.times and not sequence.times:
             sequence.times, sequence.first_token = tuple(time + clock for time in output.times), at
         if output.ids:
@@ -239,7 +215,7 @@ class InFlightRequest:
         self.leave()
 
     def engine_died(self) -> bool:
-        """Leave the engine, count its crash, and expect the next one to replay what was received.
+        """Leave the engine, and count its crash.
 
         Returns:
             Whether this request may be the poison: two engines died with one of its sequences at the same token.
@@ -256,12 +232,8 @@ class InFlightRequest:
         for sequence in self._sequences.values():
             if sequence.finished:
                 continue
-            # A sequence whose replay was not complete had not come to its present token at this engine.
-            if sequence.replayed is None:
-                sequence.crashes += 1
-                may_be_poison |= sequence.crashes >= _QUARANTINE_CRASHES
-            # Without tokens received there is nothing to replay: the next engine's first output is new.
-            sequence.replayed = 0 if sequence.received else None
+            sequence.crashes += 1
+            may_be_poison |= sequence.crashes >= _QUARANTINE_CRASHES
         return may_be_poison
 
     def reject(self) -> None:

@@ -245,6 +245,8 @@ class Engine:
             raise Refused(f"sequence {request.seq} is running already")
         if not request.prompt:
             raise Refused("the prompt is empty")
+        if len(request.received) >= max(1, request.max_new_tokens):
+            raise Refused("max_new_tokens have been received already")
         if len(request.prompt) + request.max_new_tokens > self._context_length:
             raise Refused(f"prompt and max_new_tokens exceed the context of {self._context_length} tokens")
         if request.features and not self._runner.image_tokens:
@@ -258,7 +260,7 @@ class Engine:
         # On a GPU an id outside of the vocabulary is a device-side assertion, which ends the process for all sequences.
         # Hence all ids that index a tensor are checked before the sequence is queued.
         biased = (token for token, _ in request.sampling.logit_bias)
-        ids = (*request.prompt, *biased, *request.stop_token_ids, *request.eos_token_ids)
+        ids = (*request.prompt, *request.received, *biased, *request.stop_token_ids, *request.eos_token_ids)
         if min(ids) < 0 or max(ids) >= self._vocab_size:
             raise Refused(f"token ids must be from 0 to {self._vocab_size - 1}")
 
@@ -270,13 +272,12 @@ class Engine:
         # `_end` releases.
         self._scheduler.add(sequence)
         if source is not None and self._constraints is not None:
-            sequence.constraint = self._constraints.begin(source, len(sequence.tokens))
+            sequence.constraint = self._constraints.begin(source, sequence.prompt_length)
             # Until the grammar is compiled and its first mask is there (`Constraints.prepare`).
             sequence.held = True
 
     def _compute_masks(self) -> list[Sequence]:
         """Compute the grammar masks of the step; return the sequences that are held because theirs is not ready."""
-        # A list: `_fail` below removes sequences from the dictionary.
         constrained = [sequence for sequence in self._sequences.values() if sequence.constraint is not None]
         if not constrained or self._constraints is None:
             return []
@@ -363,8 +364,7 @@ class Engine:
             sequence.prompt_logprobs += sampled.prompt
         request, generated = sequence.request, sequence.generated
         ids, reason = until_end(request, sampled.tokens, generated)
-        # Before the last token is appended: that one has no keys and values yet, it is run in the next step. Those
-        # before it are drafts, which were run.
+        # Before the last token is appended: it has no keys and values yet. Those before it are drafts, which were run.
         sequence.tokens += ids[:-1]
         self._scheduler.commit(work, max(0, len(ids) - 1))
         if not sampled.tokens:

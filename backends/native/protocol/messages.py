@@ -78,7 +78,8 @@ class Submit(Message, frozen=True):
     `unpooled` tokens are excluded from pooling. `lora_adapter` is one of `Ready.lora_adapters`; empty: none. `again`:
     the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly. `second`:
     where the second text of a pair begins, for models that distinguish the two; 0: there is none. `block_keys`: the
-    names of the prompt's full blocks (`blocks`), joined, if the worker has computed them.
+    names of the prompt's full blocks (`blocks`), joined, if the worker has computed them. `received`: tokens that an
+    engine which died has generated after the prompt; the first `Output` has those behind them.
     """
 
     seq: int
@@ -100,6 +101,7 @@ class Submit(Message, frozen=True):
     flow: str = ""
     second: int = 0
     block_keys: bytes = b""
+    received: tuple[int, ...] = ()
 
 
 class Cancel(Message, frozen=True):

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 
 from backends.native.client.engine_client import EngineClient
 from backends.native.client.inflight import InFlightRequest
@@ -97,7 +98,10 @@ class FakeEngine:
         self.received.append(message)
         match message:
             case Submit():
-                self.running[connection, message.seq] = _Running(message, self.rule(message))
+                received = len(message.received)
+                self.running[connection, message.seq] = _Running(
+                    message, islice(self.rule(message), received, None), received
+                )
                 self._schedule()
             case Cancel():
                 self.running.pop((connection, message.seq), None)

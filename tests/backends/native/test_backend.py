@@ -404,28 +404,6 @@ async def test_non_streamed_requests_emit_their_events_at_completion(backend: Na
     assert laws.check((*first, *last), request(n=2)).choices[0].text == ANSWER
 
 
-async def test_a_non_streamed_request_is_generated_again_if_the_next_engine_diverges(
-    backend: NativeBackend, engine: FakeEngine
-) -> None:
-    engine.auto = False
-    streamed, whole = (
-        asyncio.create_task(laws.collect(backend.generate(request(stream=stream)))) for stream in (True, False)
-    )
-    await until(lambda: len(engine.running) == 2)
-    engine.step()
-    await asyncio.sleep(0.01)
-    other = list(engine.rule(engine.submitted[0]))[::-1]
-    engine.rule = lambda _: iter([*other, 1])
-    engine.die()
-    engine.auto = True
-    with pytest.raises(BackendFailed) as raised:
-        await streamed
-    assert raised.value.code == "engine_dead"
-    events = await whole
-    assert len([event for event in events if isinstance(event, Started)]) == 1
-    assert [token.id for token in laws.check(events, request()).choices[0].tokens] == [*other, 1]
-
-
 async def test_start_may_be_repeated_after_a_model_could_not_load() -> None:
     engine = FakeEngine(greeting=Failed("no such folder"))
     backend = NativeBackend("native", connect=engine.connect)

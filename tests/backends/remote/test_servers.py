@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -24,6 +25,12 @@ from tests.faults.upstream import Asked, Close, Pause, Reset, Step, Upstream, re
 EMBEDDED = (
     b'{"object": "list", "model": "m", "data": [{"index": 0, "embedding": [1.0]}], "usage": {"prompt_tokens": 1}}'
 )
+
+
+@pytest.fixture(autouse=True)
+def first_of_equals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the first of equally loaded servers chosen."""
+    monkeypatch.setattr(servers, "draws", lambda _: repeat(0.0))
 
 
 class Server:

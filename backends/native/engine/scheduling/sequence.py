@@ -103,8 +103,9 @@ class Sequence:
     hidden_sum: StateSum | None = None
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.prompt)
-        self.prompt_length = len(self.tokens)
+        # What another engine has generated is as if this one had, and had then preempted the sequence.
+        self.tokens = [*self.request.prompt, *self.request.received]
+        self.prompt_length = len(self.request.prompt)
         self.block_keys = split_keys(self.request.block_keys)
 
     def block_extra(self, begin: int, end: int) -> bytes:

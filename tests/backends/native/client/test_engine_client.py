@@ -122,7 +122,7 @@ async def test_requests_without_taken_outputs_are_submitted_to_the_next_engine(
     for request in (unread, waiting):
         assert [output.ids for output in await request.outputs()] == [(11,), (12,)]
         client.release(request)
-    assert [replace(submit, again=True) for submit in engine.submitted[:2]] == engine.submitted[2:]
+    assert [replace(submit, again=True, received=(11,)) for submit in engine.submitted[:2]] == engine.submitted[2:]
 
 
 async def test_a_request_in_progress_continues_in_the_next_engine(engine: FakeEngine, client: EngineClient) -> None:
@@ -133,29 +133,13 @@ async def test_a_request_in_progress_continues_in_the_next_engine(engine: FakeEn
     engine.die()
     assert len(await ended.outputs()) == 1, "a finished request is not affected"
     await until(lambda: len(engine.running) == 1)
-    engine.burst = 3
+    engine.burst = 2
     for _ in range(2):
         engine.step()
-    assert [output.ids for output in await begun.outputs()] == [(13,), (14, 15)]
+    assert [output.ids for output in await begun.outputs()] == [(13, 14), (15,)]
     assert not begun.unfinished
     for request in (begun, ended):
         client.release(request)
-
-
-async def test_a_request_fails_if_the_next_engine_generates_other_tokens(
-    engine: FakeEngine, client: EngineClient
-) -> None:
-    begun = ask(client, 5)
-    engine.step()
-    await begun.outputs()
-    engine.die()
-    engine.rule = lambda submit: iter(range(70, 90))
-    await until(lambda: len(engine.running) == 1)
-    engine.step()
-    with pytest.raises(BackendFailed) as raised:
-        await begun.outputs()
-    assert raised.value.code == "engine_dead"
-    client.release(begun)
 
 
 async def test_a_lone_request_is_rejected_after_two_crashes_at_its_first_token(
@@ -181,27 +165,15 @@ async def die_and_return(engine: FakeEngine, client: EngineClient) -> None:
 
 async def test_a_request_that_gains_tokens_survives_three_crashes(engine: FakeEngine, client: EngineClient) -> None:
     request = ask(client, 6)
-    for further in (1, 2, 3):
+    for further in (1, 2, 1):
         for _ in range(further):
             engine.step()
         await die_and_return(engine, client)
-    for _ in range(6):
+    for _ in range(2):
         engine.step()
     ids = [id for output in await request.outputs() for id in output.ids]
     assert ids == list(range(11, 17))
     assert not request.unfinished
-    client.release(request)
-
-
-async def test_a_request_still_being_replayed_is_not_blamed_for_a_crash(
-    engine: FakeEngine, client: EngineClient
-) -> None:
-    request = ask(client, 6)
-    for steps in (3, 2, 2):
-        for _ in range(steps):
-            engine.step()
-        await die_and_return(engine, client)
-    assert not request.quarantined
     client.release(request)
 
 
