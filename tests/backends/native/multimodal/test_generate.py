@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -51,10 +50,7 @@ def run(engine: Engine, prompts: Sequence[MultiModalInputs], first: int = 0) -> 
 
 
 def generated(checkpoint: Checkpoint, inputs: MultiModalInputs, items: Sequence[ImageItem]) -> list[int]:
-    names = items[0].arrays if items else ()
-    arrays = {name: torch.cat([torch.from_numpy(np.array(item.arrays[name])) for item in items]) for name in names}
-    arrays.pop("grid", None)  # ours, for Fuyu
-    arrays |= checkpoint.kinds(inputs)
+    arrays = checkpoint.arrays(items) | checkpoint.kinds(inputs)
     checkpoint.model.generation_config.eos_token_id = None
     with torch.inference_mode():
         ids = checkpoint.model.generate(
