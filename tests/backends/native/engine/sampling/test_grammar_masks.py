@@ -26,7 +26,7 @@ from tests.backends.native.engine.tiny import Answer, packed_runner, prompt, tin
 pytestmark = pytest.mark.torch
 
 WORDS = grammar_source(Grammar("regex", "([a-z]{3} ){20}[a-z]{3}"))
-LIST = grammar_source(Grammar("json_schema", {"type": "array", "items": {"enum": ["x", 17, None]}, "minItems": 20}))
+LIST = grammar_source(Grammar("json_schema", {"type": "array", "items": {"enum": ["x", 17, None]}, "minItems": 40}))
 ANYTHING = grammar_source(Grammar("json_object", ""))
 
 
