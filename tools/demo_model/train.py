@@ -65,6 +65,7 @@ class Plan:
         Cycle("chats", BROAD, 3_800),
         Cycle("more tools", TOOL_HEAVY, 3_400),
         Cycle("schemas", FILLING, 4_712, batch=256),
+        Cycle("spellings", FILLING, 729, peak_rate=4e-4, hold=0.2, batch=64),
     )
     copying_batch: int = 24
     vision_batch: int = 96

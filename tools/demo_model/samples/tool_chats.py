@@ -160,7 +160,14 @@ def _named(rng: Random, kind: ToolKind) -> Tool:
     parameters = tuple(rng.choice(parameter.names) for parameter in kind.parameters)
     spare = [name for name in ("unit", "units", "format", "language", "country", "limit") if name not in parameters]
     ignored = tuple(rng.sample(spare, 1)) if rng.random() < 0.2 else ()
-    return Tool(kind, rng.choice(kind.names), parameters, ignored)
+    return Tool(kind, _spelled(rng, rng.choice(kind.names)), parameters, ignored)
+
+
+def _spelled(rng: Random, name: str) -> str:
+    """A name as functions are spelled, or as classes, or in camel case."""
+    first, *others = name.split("_")
+    capitalized = "".join(word.capitalize() for word in others)
+    return rng.choices((name, first.capitalize() + capitalized, first + capitalized), (0.6, 0.28, 0.12))[0]
 
 
 def _a_city(rng: Random) -> str:
