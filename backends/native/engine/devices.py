@@ -47,6 +47,12 @@ def is_present(device: torch.device) -> bool:
     return found is not None and found.type == device.type and (device.index or 0) < torch.accelerator.device_count()
 
 
+def make_current(device: torch.device) -> None:
+    """Have this thread's kernels run on a device that has a number: Triton's, and graphs, take the thread's own."""
+    if device.type != "cpu" and device.index is not None:
+        torch.accelerator.set_device_index(device.index)
+
+
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the device multiplies bfloat16 itself. CUDA's older cards emulate it, slower than float32."""
     if device.type == "cuda":

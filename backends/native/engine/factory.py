@@ -22,6 +22,7 @@ from msgspec import structs
 from backends.native.classification import Head, read_head
 from backends.native.engine.attention.progress import watch_layers
 from backends.native.engine.defaults import with_own_device, with_sizes
+from backends.native.engine.devices import make_current
 from backends.native.engine.draft_model import DraftModel, why_not_alike
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
@@ -84,6 +85,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Rea
     # An error in the options is reported before seconds are spent on loading weights.
     _check(options)
     options = with_sizes(with_own_device(options))
+    make_current(pick_device(options.device))
     report(Loading(0.0, "reading weights"))
     try:
         check_sizes(Path(options.model))

@@ -25,6 +25,7 @@ import structlog
 import torch
 from torch import distributed
 
+from backends.native.engine.devices import make_current
 from backends.native.protocol.engine_options import EngineOptions
 from backends.process import start_bound_to_parent
 
@@ -56,7 +57,7 @@ class Gang:
         os.environ["LOCAL_RANK"] = str(device.index or 0)  # where transformers loads this rank's share to
         backend = "gloo"
         if device.type != "cpu":
-            torch.accelerator.set_device_index(device.index or 0)
+            make_current(device)
             # What a step consists of is sent between hosts, the sums within layers between devices.
             backend = f"cpu:gloo,{device.type}:{distributed.get_default_backend_for_device(device)}"
         store = distributed.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]  # torch's stubs lack it

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from backends.native.engine.devices import default_device, has_bfloat16, index_tensor, is_present, send
+from backends.native.engine.devices import (
+    default_device,
+    has_bfloat16,
+    index_tensor,
+    is_present,
+    make_current,
+    send,
+)
 from backends.native.engine.errors import LoadError
 from backends.native.engine.loading.weights import pick_device
 from tests.backends.native.engine.kernels.compilers import needs_compiler
@@ -60,3 +67,13 @@ def test_the_accelerator_that_torch_finds_is_the_default(kind: str) -> None:
 def test_without_an_accelerator_it_is_the_cpu() -> None:
     assert default_device() == torch.device("cpu")
     assert has_bfloat16(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("name", "chosen"), [("cpu", []), ("cuda", []), ("cuda:0", [0]), ("cuda:1", [1])])
+def test_kernels_run_on_the_device_that_has_a_number(
+    name: str, chosen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", found.append)
+    make_current(torch.device(name))
+    assert found == chosen
