@@ -34,7 +34,8 @@ def test_whole_equals_streamed(server: Server, client: anthropic.Anthropic) -> N
 
 
 def test_a_tool_is_called_and_its_result_read(server: Server, client: anthropic.Anthropic) -> None:
-    schema = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 20}}, "required": ["city"]}
+    city = {"city": {"type": "string", "maxLength": 20}}
+    schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}
     asked = {"model": server.model, "max_tokens": 60, "extra_body": {"temperature": 0}}
     asked["tools"] = [{"name": "get_weather", "input_schema": schema}]
     question = [{"role": "user", "content": "What is the weather in Paris and Rome?"}]
