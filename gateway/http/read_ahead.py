@@ -50,6 +50,8 @@ class _Reading:
         self._set_due()
         await self._due.wait()
         self._due.clear()
+        # A loop's timer may come a little early, and events behind it have set another one for the same batch.
+        self._stop_timer()
         assert self._gathered or self.task.done()
         batch = tuple(self._gathered)
         self._gathered.clear()
@@ -81,7 +83,10 @@ class _Reading:
             self._timer = self._loop.call_at(self._next_at, self._end_pause)
 
     def _end_pause(self) -> None:
+        self._stop_timer()
+        self._due.set()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._due.set()

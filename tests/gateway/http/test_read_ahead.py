@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.http.read_ahead import MOST, read_ahead
+from gateway.http.read_ahead import MOST, _Reading, read_ahead
 from schemas.errors import Incomplete
 from schemas.ir import Delta, Events
 
@@ -88,3 +88,24 @@ async def test_a_reader_that_leaves_closes_the_backend() -> None:
     await events.aclose()
     assert source.closed
     assert source.asked <= 2 * MOST
+
+
+async def test_a_timer_that_comes_early_leaves_no_other_behind() -> None:
+    """As uvloop's may: what comes behind it sets a second one for the same batch."""
+    more = asyncio.Event()
+
+    async def events() -> AsyncGenerator[Events, None]:
+        yield (Delta(0, "a"),)
+        await more.wait()
+        yield (Delta(0, "b"),)
+        await asyncio.sleep(0.1)
+        yield (Delta(0, "c"),)
+
+    reading = _Reading(events(), 0.05)
+    assert await reading.next() == (Delta(0, "a"),)
+    reading._end_pause()
+    more.set()
+    await asyncio.sleep(0.01)
+    assert await reading.next() == (Delta(0, "b"),)
+    assert await reading.next() == (Delta(0, "c"),)
+    assert await reading.next() == ()
