@@ -138,7 +138,9 @@ def is_stopped(process: subprocess.Popen[bytes]) -> bool:
     if process.poll() is not None:
         return False
     # WNOWAIT: the answer stays the same until the process goes on.
-    return os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    # WEXITED: the process may have ended since `poll`; without this flag, that is ECHILD.
+    state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return state is not None and state.si_code == os.CLD_STOPPED
 
 
 def stop(processes: Sequence[SupervisedProcess], timeout: float, number: int = signal.SIGTERM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -125,6 +126,15 @@ def test_a_process_that_is_stopped_for_long_is_killed(started: Starter) -> None:
             process.poll(now + 60.0)
     process.poll(now + 161.0)
     assert process.process.wait(60) == -signal.SIGKILL
+
+
+def test_a_process_that_ends_while_it_is_asked_after_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen([sys.executable, "-S", "-c", ENDS])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "poll", lambda: None)  # as it answered a moment before the end
+        assert not is_stopped(process)
+    assert process.wait(60) == 0
 
 
 def test_stopping_sends_sigterm(started: Starter) -> None:
