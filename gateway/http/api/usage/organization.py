@@ -6,7 +6,6 @@ is grouped by them is one group.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,7 +17,7 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.config import BILLION
 from gateway.http.api.health import READ
 from gateway.http.api.usage.answers import read
-from gateway.http.api.usage.parameters import Parameters, own_range, read_request, time_of
+from gateway.http.api.usage.parameters import Parameters, default_end, own_range, read_request, time_of
 from gateway.service import Service
 from gateway.usage.query import Group, read_groups
 from schemas.errors import InvalidRequest
@@ -77,7 +76,7 @@ async def _answer(
         raise InvalidRequest(f"group_by: '{unknown[0]}' is none of {', '.join(sorted({*known, *_ABSENT}))}.")
     if "start_time" not in parameters:
         raise InvalidRequest("The parameter 'start_time' is missing.")
-    start, end = time_of(parameters, "start_time", 0.0), time_of(parameters, "end_time", time.time())
+    start, end = time_of(parameters, "start_time", 0.0), time_of(parameters, "end_time", default_end())
     first = _page(parameters, int(start) // width)
     last = min(first + limit, -(-int(end) // width) if end == int(end) else int(end) // width + 1)
     wanted = {name: tuple(parameters[given]) for given, name in _FILTERS.items() if given in parameters}

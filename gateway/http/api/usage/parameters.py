@@ -59,7 +59,7 @@ def range_of(service: Service, headers: Mapping[str, str], parameters: Parameter
     Raises:
         schemas.errors.RequestError: it has no key or a wrong one, or a parameter is wrong.
     """
-    end = time_of(parameters, "end", time.time())
+    end = time_of(parameters, "end", default_end())
     start = time_of(parameters, "start", end - _DEFAULT_DAYS * 86400)
     wanted = {name: tuple(values) for name, values in parameters.items() if name in FILTERS}
     return own_range(service, headers, start, end, wanted)
@@ -120,6 +120,15 @@ def format_of(headers: Mapping[str, str], parameters: Parameters) -> str:
     if given not in FORMATS:
         raise InvalidRequest(f"The parameter 'format' must be one of {', '.join(FORMATS)}.")
     return given
+
+
+def default_end() -> float:
+    """The end of a range, in Unix seconds, that has every record kept until now.
+
+    A range is without its last millisecond, and a request that began in this one may have ended. The other millisecond
+    is for the rounding of seconds to milliseconds.
+    """
+    return time.time() + 0.002
 
 
 def time_of(parameters: Parameters, name: str, default: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -107,6 +108,16 @@ async def test_texts_and_users_are_kept_only_where_the_operator_says_so(tmp_path
     async with serving(tmp_path, users="none") as client:
         await ask(client, user="alice")
         assert {record["user"] for record in (await usage(client, path="/records"))["data"]} == {None, "al\ufffdice"}
+
+
+async def test_a_request_of_this_very_millisecond_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.9999)
+    async with serving(tmp_path) as client:
+        await ask(client)
+        assert (await usage(client))["data"][0]["requests"] == 1
+        organization = await client.get("/v1/organization/usage/completions", params={"start_time": 1_800_000_000})
+    (result,) = organization.json()["data"][0]["results"]
+    assert result["num_model_requests"] == 1
 
 
 async def test_failures_are_recorded_and_requests_for_nothing_are_not(tmp_path: Path) -> None:
