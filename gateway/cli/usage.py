@@ -17,7 +17,7 @@ from gateway.config import ConfigError, ServerSection, UsageSection, load
 from gateway.storage.parquet import ParquetMissingError, write_parquet
 from gateway.usage.collector import Collector
 from gateway.usage.database import Database, DatabaseError, open_database
-from gateway.usage.query import FILTERS, GROUPS, Range, all_records, either_form, read_groups
+from gateway.usage.query import FILTERS, GROUPS, Range, all_records, either_form, read_groups, until_now
 from gateway.usage.tables import (
     Columns,
     Row,
@@ -124,7 +124,7 @@ def _found(
     records: bool,
 ) -> tuple[Columns, Iterable[Row]]:
     now = time.time()
-    end = _time(until, now) if until is not None else now
+    end = _time(until, now) if until is not None else until_now()
     within = Range(int(_time(since, now) * 1000), int(end * 1000), _filters(wanted))
     if records:
         columns = record_columns(with_text=False)

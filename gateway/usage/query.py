@@ -87,6 +87,15 @@ Cursor = list[str | int]
 """Where a page ended: the values of its last group, or time and number of its last record."""
 
 
+def until_now() -> float:
+    """The end of a range, in Unix seconds, that has every record kept until now.
+
+    A range is without its last millisecond, and a request that began in this one may have ended. The other millisecond
+    is for the rounding of seconds to milliseconds.
+    """
+    return time.time() + 0.002
+
+
 def read_groups(
     database: Database, within: Range, by: Sequence[str], limit: int, after: Cursor | None = None
 ) -> tuple[list[Group], Cursor | None]:

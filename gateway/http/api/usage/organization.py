@@ -17,9 +17,9 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.config import BILLION
 from gateway.http.api.health import READ
 from gateway.http.api.usage.answers import read
-from gateway.http.api.usage.parameters import Parameters, default_end, own_range, read_request, time_of
+from gateway.http.api.usage.parameters import Parameters, own_range, read_request, time_of
 from gateway.service import Service
-from gateway.usage.query import Group, read_groups
+from gateway.usage.query import Group, read_groups, until_now
 from schemas.errors import InvalidRequest
 from schemas.openai.usage import Amount, Bucket, CompletionsResult, CostsResult, EmbeddingsResult, Page, Result
 
@@ -76,7 +76,7 @@ async def _answer(
         raise InvalidRequest(f"group_by: '{unknown[0]}' is none of {', '.join(sorted({*known, *_ABSENT}))}.")
     if "start_time" not in parameters:
         raise InvalidRequest("The parameter 'start_time' is missing.")
-    start, end = time_of(parameters, "start_time", 0.0), time_of(parameters, "end_time", default_end())
+    start, end = time_of(parameters, "start_time", 0.0), time_of(parameters, "end_time", until_now())
     first = _page(parameters, int(start) // width)
     last = min(first + limit, -(-int(end) // width) if end == int(end) else int(end) // width + 1)
     wanted = {name: tuple(parameters[given]) for given, name in _FILTERS.items() if given in parameters}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,7 +14,7 @@ from litestar import Request
 from gateway.http.headers import decode_headers
 from gateway.service import Service
 from gateway.usage.ledger import Ledger
-from gateway.usage.query import FILTERS, GROUPS, Cursor, Range, either_form
+from gateway.usage.query import FILTERS, GROUPS, Cursor, Range, either_form, until_now
 from schemas.errors import InvalidRequest, RouteNotFound
 
 FORMATS = {"json": "application/json", "csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
@@ -59,7 +58,7 @@ def range_of(service: Service, headers: Mapping[str, str], parameters: Parameter
     Raises:
         schemas.errors.RequestError: it has no key or a wrong one, or a parameter is wrong.
     """
-    end = time_of(parameters, "end", default_end())
+    end = time_of(parameters, "end", until_now())
     start = time_of(parameters, "start", end - _DEFAULT_DAYS * 86400)
     wanted = {name: tuple(values) for name, values in parameters.items() if name in FILTERS}
     return own_range(service, headers, start, end, wanted)
@@ -120,15 +119,6 @@ def format_of(headers: Mapping[str, str], parameters: Parameters) -> str:
     if given not in FORMATS:
         raise InvalidRequest(f"The parameter 'format' must be one of {', '.join(FORMATS)}.")
     return given
-
-
-def default_end() -> float:
-    """The end of a range, in Unix seconds, that has every record kept until now.
-
-    A range is without its last millisecond, and a request that began in this one may have ended. The other millisecond
-    is for the rounding of seconds to milliseconds.
-    """
-    return time.time() + 0.002
 
 
 def time_of(parameters: Parameters, name: str, default: float) -> float:
