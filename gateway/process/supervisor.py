@@ -355,7 +355,8 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 pass_fds=(*descriptors, self._folder.lock, beats),
                 start_new_session=True,
-                preexec_fn=partial(signal_at_parents_end, signal.SIGCONT),  # noqa: PLW1509 - this process has one thread
+                # This process has one thread.
+                preexec_fn=partial(signal_at_parents_end, signal.SIGCONT, os.getpid()),  # noqa: PLW1509
             )
         finally:
             os.close(beats)
