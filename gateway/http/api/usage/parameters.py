@@ -59,7 +59,8 @@ def range_of(service: Service, headers: Mapping[str, str], parameters: Parameter
     Raises:
         schemas.errors.RequestError: it has no key or a wrong one, or a parameter is wrong.
     """
-    end = time_of(parameters, "end", time.time())
+    # By default up to now, and with it: an answer of this very millisecond has a record, too.
+    end = time_of(parameters, "end", time.time() + 0.001)
     start = time_of(parameters, "start", end - _DEFAULT_DAYS * 86400)
     wanted = {name: tuple(values) for name, values in parameters.items() if name in FILTERS}
     return own_range(service, headers, start, end, wanted)

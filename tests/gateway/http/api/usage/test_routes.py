@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from backends.scripted import ScriptedBackend
 from gateway.access.keys_file import keys_file, new_key, revoke_key
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, Price, ServedEntity, ServerSection, UsageSection
+from gateway.http.api.usage.parameters import range_of
 from gateway.usage.record import hashed
 from tests.gateway.serving import MESSAGES, running
 from tests.missing_tools import missing
@@ -199,6 +201,12 @@ async def test_a_key_sees_its_own_records_and_an_admin_all(tmp_path: Path) -> No
         for path in ("/v1/usage", "/v1/usage/records"):
             assert (await client.get(path)).status_code == 401
             assert (await client.get(path, headers={"authorization": "Bearer x"})).status_code == 401
+
+
+def test_a_record_of_the_present_millisecond_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = application(tmp_path).state.service
+    monkeypatch.setattr(time, "time", lambda: 1_700_000_000.25)
+    assert range_of(service, {}, {}).end_ms == 1_700_000_000_251  # the first one that is not meant
 
 
 @pytest.mark.slow
