@@ -22,6 +22,8 @@ _STOPPED_AT_MOST = 60.0
 they need a connection, which an engine has not that was stopped early in its start.
 """
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_prctl: Callable[[int, int], int] = ctypes.CDLL(None).prctl
+"""Looked up here: between fork and exec, another thread's lock on the loader would never be freed."""
 
 
 class BackOff(msgspec.Struct, frozen=True):
@@ -183,13 +185,18 @@ def start_bound_to_parent(
         env=environment,
         stdin=stdin,
         start_new_session=True,
-        preexec_fn=partial(signal_at_parents_end, signal.SIGKILL),  # noqa: PLW1509
+        preexec_fn=partial(signal_at_parents_end, signal.SIGKILL, os.getpid()),  # noqa: PLW1509
     )
 
 
-def signal_at_parents_end(number: signal.Signals) -> None:
-    """Make the kernel send this process a signal when its parent ends; runs between fork and exec."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    # The parent may have ended between the fork and `prctl`; no signal comes then, and init (1) is the new parent.
-    if os.getppid() == 1:
+def signal_at_parents_end(number: signal.Signals, parent: int) -> None:
+    """Make the kernel send this process a signal when its parent ends; runs between fork and exec.
+
+    Args:
+        number: the signal.
+        parent: the process id of the parent, which may be 1: in a container, the gateway is the first process.
+    """
+    _prctl(_PR_SET_PDEATHSIG, number)
+    # The parent may have ended between the fork and `prctl`; no signal comes then, and there is another parent.
+    if os.getppid() != parent:
         os._exit(1)

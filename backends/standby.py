@@ -5,9 +5,14 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
+import structlog
+
 from backends.process import BackOff, SupervisedProcess, is_stopped
+
+log = structlog.get_logger()
 
 _SETTLING = 10.0
 """Seconds after a start before the next process is made to wait: two that import side by side are both late."""
@@ -54,9 +59,12 @@ class WarmProcess(SupervisedProcess):
         super().poll(now)
         if not self.ended and now >= self._next_at and self._callable() is None:
             self._drop_waiting()
-            self._waiting = self._start_waiting(stdin=subprocess.PIPE)
             # One that cannot even wait is not started again at once.
             self._next_at = now + self._settling
+            try:
+                self._waiting = self._start_waiting(stdin=subprocess.PIPE)
+            except OSError as error:  # no memory or no process number left: the process itself runs
+                log.error("standby.not_started", process=self.name, error=str(error), retry_in=self._settling)
 
     def signal(self, number: int) -> None:
         """Send the process a signal, and end the one in waiting: whoever signals wants an end."""
@@ -82,7 +90,8 @@ class WarmProcess(SupervisedProcess):
             called = self._start_waiting(stdin=subprocess.PIPE)
         self._waiting = None
         assert called.stdin is not None
-        called.stdin.write(b"\n")
-        called.stdin.close()
+        with suppress(BrokenPipeError):  # it has ended already, which the next `poll` notices
+            called.stdin.write(b"\n")
+            called.stdin.close()
         self._next_at = time.monotonic() + self._settling
         return called

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from adapters.base import Adapter
-from backends.base import Backend, NotPrepared
+from backends.base import Backend, EngineCommand, NotPrepared, StartsEngines
 from gateway.config import Config, ConfigError, FilterSettings, nearest
 from gateway.filters.base import MakesFilter
 from gateway.filters.guarded import GuardedFilter
@@ -86,6 +88,39 @@ def on_ray(config: Config, address: str) -> Config:
         place = getattr(backend_class(name, kind), "on_ray", None) if isinstance(kind, str) else None
         made[name] = section if place is None else place(section, address)
     return msgspec.structs.replace(config, backends=made)
+
+
+def with_engines(config: Config, folder: Path) -> tuple[Config, dict[str, EngineCommand]]:
+    """The configuration for workers, with the addresses of engines, and the commands that start engines, by what the
+    log calls them.
+
+    Args:
+        config: as it was read.
+        folder: of the engines' sockets.
+
+    Raises:
+        ConfigError: a kind or one of its options is wrong.
+    """
+    commands: dict[str, EngineCommand] = {}
+    backends: dict[str, dict[str, Any]] = {}
+    for name, section in config.backends.items():
+        backends[name] = section
+        made = backend_class(name, section["kind"])
+        # A backend class that starts no engines runs in the worker.
+        if not isinstance(made, StartsEngines):
+            continue
+        options = {key: value for key, value in section.items() if key != "kind"}
+        # Part of the sockets' paths, so that changed options make other paths and the old engines keep their own.
+        digest = hashlib.sha256(msgspec.json.encode(options, order="sorted")).hexdigest()[:8]
+        try:
+            engines = made.engine_commands(options, folder / f"{name}-{digest}")
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"backends.{name}: {error}") from None
+        if engines:
+            backends[name] = {"kind": section["kind"], **made.shared_options(options, engines)}
+            called = [f"engine {name}", *(f"engine {name}/{number}" for number in range(1, len(engines)))]
+            commands |= dict(zip(called, engines, strict=True))
+    return msgspec.structs.replace(config, backends=backends), commands
 
 
 def make_filter(name: str, section: Mapping[str, Any]) -> GuardedFilter:

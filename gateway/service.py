@@ -111,6 +111,7 @@ class Service:
         self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._capabilities: list[Capabilities] = []
         self._failed: dict[str, Health] = {}
+        self._said = ""  # of what the last look failed with
         self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config, self.shared.endpoints if self.shared is not None else None)
@@ -302,22 +303,34 @@ class Service:
                 log.error("backend.failed", backend=name, why=why, again_in=delay)
                 self._failed[name] = Health("failed", why)
                 # At once and not with the next check, for those who wait in `ready` and `settled`.
-                await self._check_health()
+                await self._look()
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
             else:
                 self._failed.pop(name, None)
                 self._started.add(name)
-                await self._check_health()
+                await self._look()
                 return
 
     async def _watch(self) -> None:
         while True:
+            await self._look()
+            await asyncio.sleep(_HEALTH_INTERVAL)
+
+    async def _look(self) -> None:
+        """Check the backends, and note the figures of the moment."""
+        try:
             await self._check_health()
             self.live.look(self._health, self._live.backend_of)
             self.timeline.look(self._live.deployments, self.experiments)
             self.metrics.tasks.set(len(asyncio.all_tasks()))
-            await asyncio.sleep(_HEALTH_INTERVAL)
+        # No descriptor left, a disk that fails, or a bug: without further looks, health would stay as it is for ever.
+        except Exception as error:
+            if (said := repr(error)) != self._said:  # not again and again
+                self._said = said
+                log.error("service.not_checked", error=said)
+        else:
+            self._said = ""
 
     async def _check_health(self) -> None:
         # An update waits for the health of the last check: it comes into force one check later at most. `router.stop`

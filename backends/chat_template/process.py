@@ -124,10 +124,25 @@ class _Child:
 
     async def _fill(self, size: int) -> None:
         while len(self._buffer) < size:
-            data = await asyncio.get_running_loop().sock_recv(self._socket, _READ_SIZE)
+            # Not `sock_recv`: what that has read is lost if it is cancelled in the same turn of the event loop, and the
+            # next chat would get the rest of this reply.
+            try:
+                data = self._socket.recv(_READ_SIZE)
+            except BlockingIOError:
+                await self._readable()
+                continue
             if not data:
                 raise ConnectionResetError("The child has ended.")
             self._buffer += data
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+        loop.add_reader(self._socket, event.set)
+        try:
+            await event.wait()
+        finally:
+            loop.remove_reader(self._socket)
 
     def kill(self) -> None:
         self._process.kill()

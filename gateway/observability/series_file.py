@@ -59,7 +59,7 @@ class SeriesFile:
             # O_APPEND: each line is one write at the file's end, also after `_continue` has cut an incomplete one off.
             self._index = os.open(folder / f"{slot}.index", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             # Held until the process ends or closes the file: `_is_locked` sees it from any process, this one included.
-            fcntl.flock(self._index, fcntl.LOCK_SH)
+            fcntl.flock(self._index, fcntl.LOCK_EX)
             self._continue(folder / f"{slot}.index")
 
     def series(self, name: str, labels: Labels, width: int) -> Cells:
@@ -142,11 +142,12 @@ def _add(totals: Totals, index: Path) -> None:
 
 def _is_locked(path: Path) -> bool:
     """Return whether the worker that writes the file lives."""
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        # A second open file: `flock` locks exclude each other between open files, even within one process.
+        # A second open file: `flock` locks exclude each other between open files, even within one process. Shared: of
+        # two that ask at the same time, neither takes the other for the worker.
         with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return False
         return True
     finally:

@@ -124,8 +124,11 @@ class ClientTransport:
 
     def has_hung_up(self) -> bool:
         """Whether the client has left, or has ended its sending side, with bytes still unread."""
+        found: socket.socket | None = self._transport.get_extra_info("socket")
+        if found is None or found.fileno() < 0:  # lost, which the protocol is told in the next turn of the event loop
+            return True
         poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), _HUNG_UP)
+        poll.register(found.fileno(), _HUNG_UP)
         return bool(poll.poll(0))
 
     def _flush(self) -> None:
@@ -136,7 +139,7 @@ class ClientTransport:
 
 def _unsent(found: socket.socket | None) -> int:
     """Bytes in the kernel that the client has not acknowledged; 0 where the system cannot tell."""
-    if found is None:
+    if found is None or found.fileno() < 0:
         return 0
     # tcp(7), SIOCOUTQ: the same number as TIOCOUTQ. Without it, megabytes in the kernel's buffer would look taken.
     try:

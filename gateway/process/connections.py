@@ -7,10 +7,13 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
+import structlog
 from msgspec.structs import replace
 
 from gateway.config import Limits
 from gateway.process.client_connection import ClientConnection
+
+log = structlog.get_logger()
 
 _RESERVED_FILES = 64
 _FEWEST = 8
@@ -50,7 +53,11 @@ class Connections:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
         for connection in [*self._open]:
-            connection.end_if_late(now)
+            try:
+                connection.end_if_late(now)
+            except Exception as error:  # a bug at one connection: the limits of all others stay in force
+                log.error("connection.not_swept", error=repr(error))
+                connection.transport.abort()
         # Without connections the loop may rest.
         self._sweeping = bool(self._open)
         if self._sweeping:

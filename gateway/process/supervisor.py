@@ -18,7 +18,6 @@ Commands ask for either through a socket (`control`), and wait for what becomes 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -35,7 +34,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from backends.base import EngineCommand, StartsEngines
+from backends.base import EngineCommand
 from backends.process import BackOff, SupervisedProcess, signal_at_parents_end, start_bound_to_parent, stop
 from backends.standby import WarmProcess
 from gateway.config import Config, ConfigError
@@ -47,7 +46,7 @@ from gateway.process.listeners import addresses, listen
 from gateway.process.orders import Orders
 from gateway.process.service_manager import READY, STOPPING, notify, notify_reloading, status
 from gateway.process.successor import Predecessor, Successor
-from gateway.registry import backend_class
+from gateway.registry import with_engines
 
 log = structlog.get_logger()
 
@@ -90,7 +89,7 @@ class Supervisor:
         self._folder = SharedFolder()
         try:
             # Only for its errors: a wrong engine option is reported before any process starts.
-            self._with_engines(self.config)
+            with_engines(self.config, self._folder.path)
         except BaseException:
             self.close()
             raise
@@ -246,7 +245,7 @@ class Supervisor:
                 # If `_start` raises after this, `_next` still names the dropped generation, and `_take_over` clears it.
                 self._drop(self._next, current)
             self._next = self._start(config)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:  # also: no memory, no process number or no descriptor left
             self._reject(str(error))
 
     def _reject(self, error: str) -> None:
@@ -294,20 +293,37 @@ class Supervisor:
         stop(list(_without(next.engines, current.engines).values()), _ENGINE_STOP_TIMEOUT)
 
     def _start(self, config: Config) -> Generation:
-        config, commands = self._with_engines(config)
-        kept = self._current.engines if self._current is not None else {}
-        # The command holds a digest of the options (see `_with_engines`): an equal command is an engine to keep.
-        engines = {command: kept.get(command) or _engine(name, command) for name, command in commands.items()}
+        """Start the processes of a configuration, or none of them.
+
+        Raises:
+            ConfigError: a backend's options are wrong.
+            OSError: a process cannot be started: there is no memory, no process number or no descriptor left.
+        """
+        config, commands = with_engines(config, self._folder.path)
+        before = self._current or Generation(config, {}, [])
+        made = Generation(config, {}, [])
         # A generation has slots of its own: workers of two generations run side by side, and a slot has one writer. A
         # worker that is restarted gets the slot of the one that died, and continues its files.
         generation = next(self._generations)
-        workers = [self._worker(config, n, f"worker-{generation}-{n}") for n in range(config.server.workers)]
-        return Generation(config, engines, workers)
+        try:
+            for name, command in commands.items():
+                # The command holds a digest of the options (`with_engines`): an equal command is an engine to keep.
+                made.engines[command] = before.engines.get(command) or _engine(name, command)
+            for number in range(config.server.workers):
+                made.workers.append(self._worker(config, number, f"worker-{generation}-{number}"))
+        except OSError:
+            self._drop(made, before)
+            raise
+        return made
 
     def _worker(self, config: Config, number: int, slot: str) -> SupervisedProcess:
         heartbeat = Heartbeat(config.server.hung_after)
         start = partial(self._start_worker, config, slot, heartbeat)
-        worker = SupervisedProcess(f"worker {number}", start, _WORKER_BACK_OFF, is_hung=heartbeat.is_hung)
+        try:
+            worker = SupervisedProcess(f"worker {number}", start, _WORKER_BACK_OFF, is_hung=heartbeat.is_hung)
+        except OSError:
+            heartbeat.close()
+            raise
         self._heartbeats[worker] = heartbeat
         return worker
 
@@ -318,31 +334,6 @@ class Supervisor:
                 heartbeat.close()
             if worker.process.stdin is not None:
                 worker.process.stdin.close()
-
-    def _with_engines(self, config: Config) -> tuple[Config, dict[str, EngineCommand]]:
-        """Return the configuration for workers, with the addresses of engines, and the commands that start engines, by
-        what the log calls them.
-        """
-        commands: dict[str, EngineCommand] = {}
-        backends: dict[str, dict[str, Any]] = {}
-        for name, section in config.backends.items():
-            backends[name] = section
-            made = backend_class(name, section["kind"])
-            # A backend class that starts no engines runs in the worker.
-            if not isinstance(made, StartsEngines):
-                continue
-            options = {key: value for key, value in section.items() if key != "kind"}
-            # Part of the sockets' paths, so that changed options make other paths and the old engines keep their own.
-            digest = hashlib.sha256(msgspec.json.encode(options, order="sorted")).hexdigest()[:8]
-            try:
-                engines = made.engine_commands(options, self._folder.path / f"{name}-{digest}")
-            except msgspec.ValidationError as error:
-                raise ConfigError(f"backends.{name}: {error}") from None
-            if engines:
-                backends[name] = {"kind": section["kind"], **made.shared_options(options, engines)}
-                called = [f"engine {name}", *(f"engine {name}/{number}" for number in range(1, len(engines)))]
-                commands |= dict(zip(called, engines, strict=True))
-        return msgspec.structs.replace(config, backends=backends), commands
 
     def _start_worker(self, config: Config, slot: str, heartbeat: Heartbeat) -> subprocess.Popen[bytes]:
         descriptors = tuple(listener.fileno() for listener in self._sockets)
@@ -355,11 +346,14 @@ class Supervisor:
                 stdin=subprocess.PIPE,
                 pass_fds=(*descriptors, self._folder.lock, beats),
                 start_new_session=True,
-                preexec_fn=partial(signal_at_parents_end, signal.SIGCONT),  # noqa: PLW1509 - this process has one thread
+                # This process has one thread.
+                preexec_fn=partial(signal_at_parents_end, signal.SIGCONT, os.getpid()),  # noqa: PLW1509
             )
         finally:
             os.close(beats)
         assert process.stdin is not None
+        # Of an earlier worker whose process id the kernel has given to this one.
+        self._listening_mark(process.pid).unlink(missing_ok=True)
         # A worker of the next generation waits until its endpoints can answer; the first ones, and restarted ones,
         # listen at once. The first ones of a successor wait, too: until then its predecessor answers.
         first = not self._predecessor.waits if self._current is None else self._current.config is config

@@ -181,10 +181,13 @@ class _Server(uvicorn.Server):
             server.close()
         for listener in sockets or []:
             listener.close()
+        accepted: list[socket.socket] = []
         for queue in queues:
-            await self._accept_all(queue)
+            accepted += _accept_all(queue)
             # At once: the kernel resets what it queues between the last `accept` and the last `close`.
             queue.close()
+        # Side by side, since a handshake may wait for its client.
+        await asyncio.gather(*map(self._serve_accepted, accepted))
         # RFC 9112, section 9.6: `close` announces that no further request is read on this connection.
         self.server_state.default_headers.append((b"connection", b"close"))
         await self._drain_connections()
@@ -192,26 +195,12 @@ class _Server(uvicorn.Server):
         if self._grpc is not None:
             await self._grpc.close()
 
-    async def _accept_all(self, queue: socket.socket) -> None:
-        """Accept the connections that the kernel has queued: their clients have sent requests already."""
-        queue.setblocking(False)
-        accepted = []
-        with suppress(BlockingIOError):
-            while True:
-                try:
-                    accepted.append(queue.accept()[0])
-                except ConnectionAbortedError:  # the client has gone (accept(2))
-                    continue
-                except OSError as error:
-                    if error.errno in (errno.EMFILE, errno.ENFILE):
-                        break
-                    raise
-        for connection in accepted:
-            # A client that does not speak TLS, or has left, is no reason to forget the others.
-            with suppress(OSError):
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    self._protocol, connection, **self._tls(connection)
-                )
+    async def _serve_accepted(self, connection: socket.socket) -> None:
+        # A client that does not speak TLS, or has left, is no reason to forget the others.
+        with suppress(OSError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._protocol, connection, **self._tls(connection)
+            )
 
     def _protocol(self) -> Any:
         """The protocol of a new connection, made as `uvicorn.Server.startup` makes it."""
@@ -260,6 +249,23 @@ class _Server(uvicorn.Server):
         # Nobody is left to kill a worker whose loop does not turn any more.
         if not self._is_stopping.wait(self._service.config.server.hung_after):
             os._exit(1)
+
+
+def _accept_all(queue: socket.socket) -> list[socket.socket]:
+    """Accept the connections that the kernel has queued: their clients have sent requests already."""
+    queue.setblocking(False)
+    accepted: list[socket.socket] = []
+    with suppress(BlockingIOError):
+        while True:
+            try:
+                accepted.append(queue.accept()[0])
+            except ConnectionAbortedError:  # the client has gone (accept(2))
+                continue
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    break
+                raise
+    return accepted
 
 
 def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:

@@ -76,11 +76,12 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
-    # Whatever ended the block: an open transaction would keep the lock from all workers.
+        connection.execute("COMMIT")
+    # Whatever ended the block, or made the commit fail: an open transaction would keep the lock from all workers.
     except BaseException:
-        connection.execute("ROLLBACK")
+        if connection.in_transaction:  # after some errors, as that of a full disk, SQLite has ended it
+            connection.execute("ROLLBACK")
         raise
-    connection.execute("COMMIT")
 
 
 def is_busy(error: sqlite3.Error) -> bool:

@@ -94,7 +94,8 @@ class Ledger:
                 if self._has_new:
                     self._has_new = False
                     # If another worker collects at this moment, it may have read this one's file already.
-                    self._has_new |= not self._collector.collect(wait=False)
+                    if not self._collector.collect(wait=False):
+                        self._has_new = True  # and not `|=`: a record may have been kept meanwhile
                 if (now := time.monotonic()) >= next_deletion:
                     next_deletion = now + _BETWEEN_DELETIONS
                     self._collector.delete_before(time.time() - self.settings.kept_seconds)

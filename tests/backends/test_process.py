@@ -186,6 +186,26 @@ def test_a_bound_process_ends_with_its_parent() -> None:
             time.sleep(0.01)
 
 
+# What the first process of a container sees: its id is 1, and so its children's parent.
+FIRST_OF_A_CONTAINER = """
+import ctypes, os, sys
+os.getpid = os.getppid = lambda: 1
+from backends.process import start_bound_to_parent
+def loader(*_): raise AssertionError("the loader's lock may be another thread's")
+ctypes.CDLL = loader
+sys.exit(start_bound_to_parent([sys.executable, "-S", "-c", "raise SystemExit(7)"]).wait(60))
+"""
+
+
+def test_the_first_process_of_a_container_has_children_and_loads_nothing_between_fork_and_exec() -> None:
+    assert subprocess.run([sys.executable, "-c", FIRST_OF_A_CONTAINER], check=False).returncode == 7
+
+
+def test_a_process_whose_parent_has_ended_before_it_was_bound_ends() -> None:
+    program = "import signal; from backends.process import signal_at_parents_end as bind; bind(signal.SIGKILL, 1)"
+    assert subprocess.run([sys.executable, "-c", f"{program}; raise SystemExit(7)"], check=False).returncode == 1
+
+
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"

@@ -100,3 +100,37 @@ def test_one_that_cannot_wait_is_not_started_again_at_once(tmp_path: Path) -> No
     assert len(pids) == 3
     stop([process], 5.0)
     assert not any(map(alive, pids))
+
+
+def test_one_that_ends_when_it_is_called_is_noticed_and_not_an_error(tmp_path: Path) -> None:
+    def start(*, stdin: int) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"], stdin=stdin)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # between its start and its call
+        return process
+
+    exits: list[int] = []
+    process = WarmProcess("p", start, BackOff(), exits.append)
+    process.poll(time.monotonic())
+    assert exits == [3]
+    stop([process], 5.0)
+
+
+def test_a_process_runs_on_if_none_can_be_made_to_wait(tmp_path: Path) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*, stdin: int) -> subprocess.Popen[bytes]:
+        if len(started) == 1:
+            started.append(started[0])
+            raise BlockingIOError("no more processes")
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", PROGRAM, str(tmp_path)], stdin=stdin))
+        return started[-1]
+
+    process, now = WarmProcess("p", start, BackOff(), settling=5.0), time.monotonic()
+    for seconds in (6.0, 7.0):
+        process.poll(now + seconds)
+    assert not process.ended
+    assert len(started) == 2, "not tried again at once"
+    process.poll(now + 12.0)
+    assert len(started) == 3
+    stop([process], 5.0)
+    assert not any(alive(each.pid) for each in started)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -57,6 +59,29 @@ async def test_pauses_between_starts_double_up_to_the_longest(monkeypatch: pytes
     pauses = [entry["again_in"] for entry in entries if entry["event"] == "backend.failed"]
     assert pauses[:6] == [0.001, 0.002, 0.004, 0.005, 0.005, 0.005]
     assert served.health == Health("failed", "s: It is not there.")
+
+
+async def test_health_is_checked_on_after_a_check_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does where no descriptor is left for the files of other workers."""
+    monkeypatch.setattr(module, "_HEALTH_INTERVAL", 0.001)
+    served = service()
+    looks, look = 0, served.live.look
+
+    def fails(*given: Any) -> None:
+        nonlocal looks
+        looks += 1
+        if looks < 5:
+            raise OSError(errno.EMFILE, "Too many open files")
+        look(*given)
+
+    monkeypatch.setattr(served.live, "look", fails)
+    with capture_logs() as entries:
+        await served.start()
+        async with asyncio.timeout(60):
+            while looks < 6 or served.health.status != "ready":  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await served.aclose()
+    assert [entry["event"] for entry in entries] == ["service.not_checked"]
 
 
 @pytest.mark.parametrize("health", ["ready", "failed", "loading"])

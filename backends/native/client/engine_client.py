@@ -116,9 +116,9 @@ class EngineClient:
     async def aclose(self) -> None:
         """Disconnect, and fail all requests in flight. Idempotent."""
         self._runs = False
+        self.ready = None  # before the awaits: no request may be given to a link that is closed
         for link in self.links:
             await link.aclose()
-        self._describe()
         self._fail_requests("The engine was stopped.")
 
     async def use(self, connects: Mapping[str, Connect]) -> None:
@@ -135,14 +135,15 @@ class EngineClient:
                 link.start()
         for link in self.links:
             link.leaving = link.name not in connects
-        others = any(not link.leaving for link in self._ready_links())
         for link in [link for link in self.links if link.leaving]:
+            # Asked anew after each await: the others may have ended meanwhile.
+            others = any(not other.leaving for other in self._ready_links())
             if not link.in_flight and (others or link.ready is None):
                 # Before the await: no request may be given to a link that is closed.
                 self.links = tuple(each for each in self.links if each is not link)
-                self._index.clear(link.number)
                 self._describe()
                 await link.aclose()
+                self._index.clear(link.number)  # which is another link's from now on
 
     def reserve_seqs(self, number: int) -> range:
         """Sequence numbers that are unique on this client."""

@@ -217,24 +217,25 @@ class EngineLink:
         # Usually nobody listens: the socket is missing (ENOENT), or an earlier engine left it behind (ECONNREFUSED).
         except OSError:
             return False
+        is_lost = False
         try:
             await self._watch(lost)
+            is_lost = True
         finally:
-            # Both are cleared before the await: while the transport closes, other tasks must not submit to the lost
-            # engine.
+            # All before the await: while the transport closes, other tasks must not submit to the lost engine.
             transport, self._transport = self._transport, None
             for answer in self._managing.values():
                 if not answer.done():
                     answer.set_exception(BackendUnavailable("The engine ended."))
             self.ready = self.pong = self._clock = None
             self.in_flight_then = 0
+            # `_was_ready` and not `ready`: an engine that loads again, as a woken one does, may hold requests. An
+            # engine that is lost while it loads for the first time was sent none; nor is it lost by a cancellation
+            # (`aclose`).
+            if is_lost and self._was_ready:
+                self.health = Health("loading", "the engine is started again")
+                self._owner.engine_lost(self)
             await transport.aclose()
-        # `_was_ready` and not `ready`: an engine that loads again, as a woken one does, may hold requests. An engine
-        # that is lost while it loads for the first time was sent none. After a cancellation (`aclose`) this part does
-        # not run.
-        if self._was_ready:
-            self.health = Health("loading", "the engine is started again")
-            self._owner.engine_lost(self)
         return self._was_ready
 
     async def _watch(self, lost: asyncio.Event) -> None:
@@ -273,6 +274,8 @@ class EngineLink:
 
     def _receive(self, message: FromEngine) -> None:
         """Handle a message of the engine; every message is a sign of life."""
+        if self._transport is None:  # given up, and about to be closed
+            return
         self._silent_pings = 0
         match message:
             case Step():

@@ -190,9 +190,10 @@ class StateServer:
         """Return once the server answers."""
         while True:
             await asyncio.sleep(_PROBE_INTERVAL)
-            # Connections of before are of no use, and one of them might have an old answer in it.
-            await self._redis.connection_pool.disconnect(inuse_connections=False)
             with suppress(*self._failures):
+                # Connections of before are of no use, and one of them might have an old answer in it. Even to close
+                # one may fail: TLS waits for the other side.
+                await self._redis.connection_pool.disconnect(inuse_connections=False)
                 async with asyncio.timeout(self._timeout):
                     await self._redis.ping()
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,25 @@ def test_what_a_killed_worker_counted_stays_in_the_sums(tmp_path: Path) -> None:
     killed(tmp_path)
     expected = {"requests": {("a",): [4.0], ("b",): [1.0]}, "seconds": {("a", "b"): [0.0, 0.0, 1.0]}}
     assert other.read() == expected
+
+
+def test_two_that_ask_at_once_whether_a_worker_lives_do_not_see_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, index = SeriesFile(tmp_path, "0"), tmp_path / "0.index"
+    assert series_file._is_locked(index)
+    gone.close()
+    flock, others = fcntl.flock, list[bool | None]()
+
+    def interrupted(file: int, operation: int) -> None:
+        flock(file, operation)
+        if not others:
+            others.append(None)
+            others.append(series_file._is_locked(index))  # another worker, while this one has the answer
+
+    monkeypatch.setattr(fcntl, "flock", interrupted)
+    assert not series_file._is_locked(index)
+    assert others == [None, False]
 
 
 def test_a_series_is_the_same_when_asked_for_again(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from gateway.config import Limits
 from gateway.process.client_transport import ClientTransport
+from gateway.process.connections import Connections
 from tests.gateway.serving import listening, scripted
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
@@ -63,6 +66,40 @@ async def test_closing_sends_what_waits(transport: Any, recorder: Recorder) -> N
 
 
 @pytest.mark.slow
+async def test_a_connection_that_tls_has_lost_has_hung_up(transport: Any, recorder: Any) -> None:
+    """Its socket is gone a turn of the event loop before the protocol is told."""
+    recorder.get_extra_info = lambda _: None
+    recorder.get_write_buffer_size = lambda: 0
+    assert transport.has_hung_up()
+    assert transport.stalled(1.0) == 0.0
+
+
+async def test_an_error_at_one_connection_leaves_the_limits_of_the_others_in_force() -> None:
+    class Swept:
+        def __init__(self, error: Exception | None = None) -> None:
+            self.error, self.transport, self.sweeps, self.aborted = error, self, 0, False
+
+        def end_if_late(self, _: float) -> None:
+            self.sweeps += 1
+            if self.error is not None:
+                raise self.error
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    connections, loop = Connections(Limits(header_timeout=0.01), str), asyncio.get_running_loop()
+    each = [Swept(), Swept(AttributeError("fileno")), Swept()]
+    connections._open = {*each}
+    with capture_logs() as logged:
+        connections._sweep(loop)
+    assert [one.aborted for one in each] == [False, True, False]
+    assert [line["event"] for line in logged] == ["connection.not_swept"]
+    async with asyncio.timeout(60):
+        while any(one.sweeps < 2 for one in each):  # noqa: ASYNC110 - a timer of the loop's
+            await asyncio.sleep(0.001)
+    connections._open.clear()
+
+
 async def test_requests_in_a_row_and_a_head_without_body() -> None:
     app, _ = scripted("m")
     async with listening(app) as port:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,50 @@ def test_reloads_leave_no_descriptor_open() -> None:
         supervisor._drop(supervisor._next, now)
         supervisor._next = None
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+    supervisor.close()
+
+
+def test_a_reload_for_which_not_all_processes_can_be_started_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(server=ServerSection(port=0, workers=2))
+    supervisor = Supervisor(lambda: config)
+    now = Generation(config, {}, [])
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise BlockingIOError("no more processes")
+        started.append(start(*args, **options))
+        return started[0]
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", popen)
+        supervisor._prepare(now)
+    assert supervisor._next is None
+    assert supervisor._take_over(now) is now
+    assert started[0].returncode is not None
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    supervisor.close()
+
+
+def test_the_mark_of_an_earlier_worker_with_the_same_process_id_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(server=ServerSection(port=0))
+    supervisor = Supervisor(lambda: config)
+    supervisor._current = now = Generation(config, {}, [])
+    start = subprocess.Popen
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*args, **options)
+        supervisor._listening_mark(process.pid).touch()
+        return process
+
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", popen)
+        supervisor._prepare(now)
+    assert supervisor._take_over(now) is now
+    assert supervisor._next is not None
+    supervisor._drop(supervisor._next, now)
     supervisor.close()
 
 

@@ -76,6 +76,33 @@ async def test_connections_that_are_still_queued_are_answered(monkeypatch: pytes
     assert answers == [b"HTTP/1.1 200"] * 50
 
 
+async def test_queued_connections_do_not_wait_for_the_handshakes_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_CLOSE_GRACE", 0.0)
+    app, _ = scripted("echo")
+    server = _Server(uvicorn_config(app, app.state.service.config.server), app.state.service, None)
+    taken: list[socket.socket] = []
+    all_taken = asyncio.Event()
+
+    async def connect(_: object, connection: socket.socket) -> None:
+        taken.append(connection)
+        if len(taken) == len(clients):
+            all_taken.set()
+        await all_taken.wait()  # each client is silent until all others are heard
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup([listener])
+        clients = [socket.create_connection(address) for _ in range(3)]
+        monkeypatch.setattr(asyncio.get_running_loop(), "connect_accepted_socket", connect)
+        async with asyncio.timeout(60):
+            await server.shutdown([listener])
+    for client in clients:
+        client.close()
+
+
 def test_idle_connections_live_75_seconds_unless_configured() -> None:
     app, _ = scripted("echo")
     assert uvicorn_config(app, ServerSection()).timeout_keep_alive == 75

@@ -41,6 +41,35 @@ def test_a_transaction_that_raises_writes_nothing() -> None:
     connection.close()
 
 
+def test_a_commit_that_fails_leaves_the_database_to_others(tmp_path: Path) -> None:
+    path = tmp_path / "notes.sqlite3"
+    of = "about INTEGER REFERENCES subject (id) DEFERRABLE INITIALLY DEFERRED"  # looked at by the commit
+    schema = ("CREATE TABLE subject (id INTEGER PRIMARY KEY)", f"CREATE TABLE note (text TEXT, {of})")
+    one, other = (connect(path, schema, 1) for _ in range(2))
+    one.execute("PRAGMA foreign_keys = ON")
+    with pytest.raises(sqlite3.Error), transaction(one):
+        one.execute("INSERT INTO note VALUES ('a', 7)")
+    with transaction(other):
+        other.execute("INSERT INTO note VALUES ('b', NULL)")
+    assert notes(one) == ["b"]
+    one.close()
+    other.close()
+
+
+def test_an_error_that_has_ended_the_transaction_is_the_one_that_is_raised(tmp_path: Path) -> None:
+    connection = connect(tmp_path / "notes.sqlite3", SCHEMA, 1)
+
+    def write() -> None:
+        with transaction(connection):
+            connection.execute("INSERT INTO note VALUES ('a')")
+            connection.execute("ROLLBACK")  # as SQLite does if the disk is full
+            raise sqlite3.OperationalError("database or disk is full")
+
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        write()
+    connection.close()
+
+
 def test_a_connection_that_does_not_wait_reports_a_busy_database(tmp_path: Path) -> None:
     one, other = (connect(tmp_path / "notes.sqlite3", SCHEMA, 1) for _ in range(2))
     with transaction(one):

@@ -61,6 +61,26 @@ def test_a_record_is_collected_by_itself_and_at_the_end(tmp_path: Path) -> None:
     assert files(tmp_path / "usage.spool") == []
 
 
+def test_a_record_that_is_kept_while_others_are_collected_is_collected_next(tmp_path: Path) -> None:
+    ledger = Ledger(UsageSection(database=str(tmp_path / "usage")), ServerSection(), lambda _: None)
+    collect, collected = ledger._collector.collect, 0
+
+    def during(*, wait: bool) -> bool:
+        nonlocal collected
+        done = collect(wait=wait)
+        collected += 1
+        if collected == 1:
+            ledger.put(record(time_ms=now()))  # its file has just been read
+        return done
+
+    ledger._collector.collect = during  # type: ignore[method-assign]
+    ledger.start()
+    until(lambda: collected > 1)
+    ledger._collector.collect = collect  # type: ignore[method-assign]
+    until(lambda: recorded(tmp_path) == 1)
+    ledger.close()
+
+
 def test_what_a_killed_process_has_left_is_collected_at_the_next_start(tmp_path: Path) -> None:
     left = Ledger(UsageSection(database=str(tmp_path / "usage")), ServerSection(), lambda _: None)
     left.put(record(time_ms=now()))

@@ -161,10 +161,11 @@ class SocketServer:
                 # `_flush` finds no such id.
                 handle: Callable[[int], None] = key.data
                 handle(events)
+            # Also if something arrives all the time: an engine at work never has a round without.
+            if self._guests:
+                self._guests.expire()
             if not ready:
                 self._repeat_loading()
-                if self._guests is not None:
-                    self._guests.expire()
         for connection in list(self._connections.values()):
             self._flush(connection)
             self._drop(connection)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import pytest
 from msgspec.structs import replace
@@ -15,7 +16,14 @@ from backends.native.client.inflight import InFlightRequest
 from backends.native.protocol.messages import Failed, Loading, Output, Step
 from schemas.errors import BackendFailed, BackendUnavailable
 from schemas.ir import FinishReason
-from tests.backends.native.fake_engine import FakeEngine, ask, new_client, until
+from tests.backends.native.fake_engine import FakeEngine, FakeTransport, ask, new_client, until
+
+
+class Closing(NamedTuple):
+    """Whether a connection has begun to close, and whether it may end that."""
+
+    begun: asyncio.Event
+    may_end: asyncio.Event
 
 
 @pytest.fixture
@@ -419,3 +427,43 @@ async def test_closing_fails_waiting_requests(engine: FakeEngine, client: Engine
     with pytest.raises(BackendUnavailable):
         await waiting
     client.release(request)
+
+
+@pytest.fixture
+def closing(monkeypatch: pytest.MonkeyPatch) -> Closing:
+    """Has connections take their time to close, as that to a thread does, which first finishes its step."""
+    waits, aclose = Closing(asyncio.Event(), asyncio.Event()), FakeTransport.aclose
+
+    async def slowly(transport: FakeTransport) -> None:
+        waits.begun.set()
+        await waits.may_end.wait()
+        await aclose(transport)
+
+    monkeypatch.setattr(FakeTransport, "aclose", slowly)
+    return waits
+
+
+async def test_a_lost_engine_is_asked_nothing_while_its_connection_closes(
+    engine: FakeEngine, client: EngineClient, closing: Closing
+) -> None:
+    on_message, on_lost = engine.connections[1]
+    on_lost()
+    await closing.begun.wait()
+    assert client.ready is None
+    request = ask(client, 1)
+    on_message(engine.ready)  # was under way
+    assert client.ready is None
+    closing.may_end.set()
+    await until(lambda: len(engine.submitted) == 1)
+    engine.step()
+    assert [output.ids for output in await request.outputs()] == [(11,)]
+    client.release(request)
+
+
+async def test_a_client_that_is_being_closed_takes_no_request(client: EngineClient, closing: Closing) -> None:
+    ending = asyncio.create_task(client.aclose())
+    await closing.begun.wait()
+    with pytest.raises(BackendUnavailable):
+        ask(client, 1)
+    closing.may_end.set()
+    await ending

@@ -86,6 +86,20 @@ def test_a_guest_that_says_nothing_is_put_out(server: SocketServer, monkeypatch:
         assert_closed(silent)
 
 
+async def test_guests_are_put_out_by_an_engine_that_is_busy(
+    server: SocketServer, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = await over_tcp(TcpAddress(HOST, server.port), lambda: SECRET)(lambda _: None, lambda: None)
+    with closing(await asyncio.to_thread(guest, server)):
+        looks: list[None] = []
+        monkeypatch.setattr(server._guests, "expire", lambda: looks.append(None))
+        for token in range(2):  # with the second one, the round of the first is over
+            transport.send(Ping(token))
+            await asyncio.to_thread(inbox.get, timeout=30)
+        assert looks
+    await transport.aclose()
+
+
 def test_guests_are_bounded(server: SocketServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guests, "_MAX_GUESTS", 2)
     with closing(guest(server)), closing(guest(server)), socket.create_connection((HOST, server.port), 30) as third:
