@@ -16,6 +16,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
     `truncate_prompt_tokens`: longer inputs are cut to so many tokens, as the tokenizer cuts them, -1: to the context;
     None: they are refused. `activation` False: the model's own numbers, without the function that it ends with.
+    `instruction`: what makes a document relevant; None: the model's own.
     """
 
     id: str
@@ -25,6 +26,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     texts: tuple[TextPrompt | TokensPrompt, ...] = ()
     truncate_prompt_tokens: int | None = None
     activation: bool = True
+    instruction: str | None = None
     unknown: tuple[str, ...] = ()
     origin: Origin
 

@@ -38,6 +38,7 @@ from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.multimodal.prompts import ImagePrompts
 from backends.native.options import NativeOptions, problems_of, read_options
 from backends.native.protocol.messages import Pong, Ready
+from backends.native.rerankers import find_reranker
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, generates, read_recipe
 from backends.native.text.codec import TextCodec
 from backends.native.tools.choice import offered_tools
@@ -84,7 +85,7 @@ class NativeBackend:
         self.name = name
         self._started = False
         self._options = options if isinstance(options, NativeOptions) else read_options(options or {})
-        self.capabilities = Capabilities(known=False, generates=generates(self._options.model))
+        self.capabilities = Capabilities(known=False, generates=_generates(self._options))
         self._recipe = PLAIN
         self._head: Head | None = None
         self._text: TextCodec | None = None
@@ -110,7 +111,7 @@ class NativeBackend:
         try:
             # The engines start loading now, while the tokenizer loads below.
             await self._engines.start(self._client)
-            self._head, self._recipe = _read_folder(self._options.model)
+            self._head, self._recipe = _read_folder(self._options)
             # In a thread: transformers takes seconds to import, and other backends must go on answering.
             self._text = text = await self._load_text()
             ready = await self._client.start()
@@ -296,12 +297,20 @@ class NativeBackend:
         return self._text, self._client.last_ready
 
 
-def _read_folder(model: str) -> tuple[Head | None, Recipe]:
+def _generates(options: NativeOptions) -> bool | None:
+    """Whether the model generates text, as far as its folder tells; None: it does not."""
+    try:
+        return generates(options.model) if find_reranker(options.model, options.reranker) is None else False
+    except RecipeError:
+        return None  # it is said when the model is loaded
+
+
+def _read_folder(options: NativeOptions) -> tuple[Head | None, Recipe]:
     """The classification head of a model, if it has one, else the recipe of its embeddings."""
     try:
-        check_sizes(Path(model))
-        head = read_head(model)
-        return head, (None if head else read_recipe(model)) or PLAIN
+        check_sizes(Path(options.model))
+        head = read_head(options.model, options.reranker)
+        return head, (None if head else read_recipe(options.model)) or PLAIN
     except (RecipeError, ValueError) as error:
         raise BackendUnavailable(str(error)) from None
 

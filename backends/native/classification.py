@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from backends.native.cross_encoder import CrossEncoder, read_cross_encoder
+from backends.native.rerankers import Reranker
 from backends.native.sentence_transformers import RecipeError, read_json
 
 Activation = Literal["identity", "sigmoid", "softmax"]
@@ -49,13 +50,13 @@ class Head(msgspec.Struct, frozen=True):
         return _FUNCTIONS[self.activation](numbers)
 
 
-def read_head(model: str) -> Head | None:
-    """Read the classification head of a checkpoint folder; None if it has none.
+def read_head(model: str, reranker: str | Reranker = "auto") -> Head | None:
+    """Read the classification head of a checkpoint folder, or what makes it a `reranker`; None if it has neither.
 
     Raises:
         RecipeError: it needs something unsupported, or its files cannot be read.
     """
-    found = read_cross_encoder(model)
+    found = read_cross_encoder(model, reranker)
     if found is None and (Path(model) / "modules.json").is_file():
         return None
     of = found or CrossEncoder()
@@ -64,7 +65,8 @@ def read_head(model: str) -> Head | None:
     if not isinstance(config, dict) or not (of.answers or _classifies(config)):
         if found is None:
             return None
-        raise RecipeError(f"'{file}' describes no model with a classification head.")
+        needs = "" if found.asked is None else ": `reranker` needs `answers`"
+        raise RecipeError(f"'{file}' describes no model with a classification head{needs}.")
     names = ("LABEL_0",) if of.answers else _labels(config)
     return Head(names, _activation(config, len(names), of.function, file), of)
 

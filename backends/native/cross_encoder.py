@@ -1,8 +1,9 @@
 """The cross-encoders of sentence-transformers (`modules.json`): their modules, function, prompt and form of a pair.
 
 A cross-encoder is a model with a classification head, or a language model whose score is the logit of one token of its
-answer ("yes"), or of that over another ("no"). A folder that cannot be followed exactly is rejected. Reads the folder's
-files and imports no torch: worker and engine both use it.
+answer ("yes"), or of that over another ("no"). Language models without `modules.json` are asked as `rerankers` says. A
+folder that cannot be followed exactly is rejected. Reads files and imports no torch: worker and engine both
+use it.
 
 Source: huggingface/sentence-transformers (6.2): cross_encoder/model.py, cross_encoder/modules/logit_score.py,
 base/modules/transformer.py, base/modality.py.
@@ -15,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from backends.native.rerankers import Reranker, answer_ids, find_reranker
 from backends.native.sentence_transformers import RecipeError, kinds_of, read_json
 from schemas.ir import TemplateOptions
 
@@ -42,6 +44,7 @@ class CrossEncoder(msgspec.Struct, frozen=True):
             model has a classification head.
         prompt: the text before the first text of a pair; in a chat, the system message.
         chat: how a pair is a chat; None: it is two texts.
+        asked: how a pair becomes a prompt, if it does; `prompt` and `chat` are then empty.
     """
 
     folder: str = ""
@@ -49,15 +52,20 @@ class CrossEncoder(msgspec.Struct, frozen=True):
     answers: tuple[int, ...] = ()
     prompt: str = ""
     chat: PairChat | None = None
+    asked: Reranker | None = None
 
 
-def read_cross_encoder(model: str) -> CrossEncoder | None:
-    """Read a cross-encoder's folder; None if it is none of sentence-transformers.
+def read_cross_encoder(model: str, reranker: str | Reranker = "auto") -> CrossEncoder | None:
+    """Read a cross-encoder's folder; None if it is none of sentence-transformers and no `reranker` (`find_reranker`).
 
     Raises:
         RecipeError: it needs something unsupported.
     """
     root = Path(model)
+    if (asked := find_reranker(model, reranker)) is not None:
+        if (root / "modules.json").is_file():
+            raise RecipeError(f"'{root / 'modules.json'}' says how the model is asked: leave out `reranker`.")
+        return CrossEncoder(answers=answer_ids(root, asked), asked=asked)
     steps, settings = kinds_of(root), read_json(root / "config_sentence_transformers.json") or {}
     kinds, folder = [kind for kind, _ in steps], steps[0][1] if steps else ""
     transformer = read_json(root / folder / "sentence_bert_config.json") or {}

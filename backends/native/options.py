@@ -20,6 +20,8 @@ from backends.native.demo import WEIGHTS
 from backends.native.protocol.addresses import TcpAddress, read_address, unix_address
 from backends.native.protocol.engine_options import EngineOptions, ModelOptions
 from backends.native.protocol.greeting import read_secret
+from backends.native.rerankers import check_reranker, find_reranker
+from backends.native.sentence_transformers import RecipeError
 from backends.native.tools.families.table import check_formats
 
 log = structlog.get_logger()
@@ -85,6 +87,7 @@ class NativeOptions(ModelOptions, frozen=True, forbid_unknown_fields=True, kw_on
     def __post_init__(self) -> None:
         """Refuse unknown formats, addresses that are none, a backend without any engine, and what Ray alone can do."""
         check_formats(self.tool_format, self.reasoning_format)
+        check_reranker(self.reranker)
         for address in self.engines:
             read_address(address)
         if len(set(self.engines)) < len(self.engines):
@@ -184,6 +187,10 @@ def problems_of(given: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str
             read_secret(options.secret_variable)
         except ValueError as error:
             yield ("secret_env",), str(error)
+    try:
+        find_reranker(options.model, options.reranker)
+    except RecipeError as error:
+        yield ("reranker",), str(error)
     if (why := _why_not_split(options)) is not None:
         yield ("tensor_parallel",), f"the model cannot be split over {options.tensor_parallel} devices: {why}"
     if options.images.folder is not None and not Path(options.images.folder).is_dir():

@@ -15,7 +15,7 @@ from backends.native.sentence_transformers import Recipe
 from backends.native.text.codec import TextCodec
 from backends.native.text.pairs import encode_pairs
 from backends.prompts import fit
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import Embed, TextPrompt, TokensPrompt, Usage
 from schemas.origin import Scoring
 from schemas.scores import Score, Scores
@@ -38,7 +38,7 @@ async def classify(request: Score, client: EngineClient, text: TextCodec, ready:
     """
     limit = _limit(request, ready)
     if request.pairs:
-        encoded = await encode_pairs(text, head.of, request.pairs, limit)
+        encoded = await encode_pairs(text, head.of, request.pairs, limit, request.instruction)
     else:
         texts = [given.text for given in request.texts if isinstance(given, TextPrompt)]
         made = iter(await text.encode_texts(texts, truncate=limit))
@@ -56,9 +56,11 @@ async def compare(request: Score, client: EngineClient, text: TextCodec, ready: 
     """The cosine of the embeddings of each pair; each distinct text is embedded once.
 
     Raises:
-        schemas.errors.InvalidRequest: a text does not fit the model.
+        schemas.errors.InvalidRequest: a text does not fit the model, or it takes no instruction.
         schemas.errors.GatewayError: the engine has no room or failed.
     """
+    if request.instruction:
+        raise UnsupportedFeature("The model takes no instruction.", feature="instruction", param="instruction")
     places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in request.pairs for text in pair))}
     asked = Embed(id=request.id, model=request.model, inputs=tuple(map(TextPrompt, places)))
     made = await embedding.embed(asked, client, text, ready, recipe, truncate=_limit(request, ready))

@@ -137,6 +137,19 @@ def _speculative(value: Any) -> Answer:
     return Answer(note="drafts come from a smaller model, or from the text itself: pass --speculation")
 
 
+def _overrides(value: Any) -> Answer:
+    """`{"is_original_qwen3_reranker": true, ...}` is a model known here; config.json is not changed otherwise."""
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        given = None
+    if isinstance(given, dict) and given.get("is_original_qwen3_reranker"):
+        return Answer({"reranker": "qwen3"})
+    if isinstance(given, dict) and "classifier_from_token" in given:
+        return Answer(note="set the backend's `reranker` in a configuration", refused=True)
+    return Answer(note=_FOLDER, refused=True)
+
+
 _PIPELINE = _only(
     ("1",),
     "layers of a native model are not spread over devices: --tensor-parallel-size splits each layer instead; or let "
@@ -208,7 +221,7 @@ FLAGS: Mapping[str, Flag] = {
     "tokenizer-mode": Flag(_only(("auto",), _FOLDER)),
     "chat-template": Flag(_refuses(_FOLDER)),
     "chat-template-content-format": Flag(_notes("the chat template is asked for it")),
-    "hf-overrides": Flag(_refuses(_FOLDER)),
+    "hf-overrides": Flag(_overrides),
     "download-dir": Flag(_refuses("export HF_HUB_CACHE: models of the hub are kept there")),
     "ssl-keyfile": Flag(_NOTHING, own=True),
     "ssl-certfile": Flag(_NOTHING, own=True),

@@ -116,7 +116,7 @@ class ClientConnection(HttpToolsProtocol):
             extensions[CERTIFICATE_EXTENSION] = self._certificate
         scope: Any = {
             "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": head.version,
             "server": self.server,
             "client": self.client,

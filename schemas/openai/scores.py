@@ -36,6 +36,7 @@ class RerankRequest(ScoringRequest, frozen=True, kw_only=True):
     documents: tuple[str | Document, ...] | None = None
     top_n: int | None = None
     return_documents: bool | None = None
+    instruction: str | None = None
 
 
 class RerankResult(msgspec.Struct, frozen=True):
@@ -64,6 +65,7 @@ class ScoreRequest(ScoringRequest, frozen=True, kw_only=True):
     data_2: str | tuple[str, ...] | None = None
     queries: str | tuple[str, ...] | None = None
     documents: str | tuple[str, ...] | None = None
+    instruction: str | None = None
 
 
 class PairScore(msgspec.Struct, frozen=True):

@@ -61,7 +61,8 @@ def _read_rerank(dialect: Dialect, request: Relay, fields: Any) -> Score:
         raise missing("documents")
     if not documents:
         raise empty("documents")
-    return _score(request, given, extra, pairs=tuple((query, _text(document)) for document in documents))
+    pairs = tuple((query, _text(document)) for document in documents)
+    return _score(request, given, extra, pairs=pairs, instruction=given.instruction)
 
 
 def _read_score(dialect: Dialect, request: Relay, fields: Any) -> Score:
@@ -76,7 +77,8 @@ def _read_score(dialect: Dialect, request: Relay, fields: Any) -> Score:
     if len(ones) != len(others):
         message = f"Invalid '{names[1]}': expected as many texts as '{names[0]}' has ({len(ones)}), got {len(others)}."
         raise refused(names[1], message)
-    return _score(request, given, extra, pairs=tuple(zip(ones, others, strict=True)))
+    pairs = tuple(zip(ones, others, strict=True))
+    return _score(request, given, extra, pairs=pairs, instruction=given.instruction)
 
 
 def _read_classify(dialect: Dialect, request: Relay, fields: Any) -> Score:

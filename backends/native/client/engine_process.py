@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from backends.native.protocol.addresses import TcpAddress
-from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.engine_options import EngineOptions, is_json
 from backends.process import BackOff, SupervisedProcess, start_bound_to_parent, stop
 from backends.standby import WarmProcess
 
@@ -121,7 +121,7 @@ def engine_command(
         # `--flag=value` in one argument: argparse would take a separate value that begins with a dash for an option.
         if isinstance(value, bool):
             command.append(f"--{flag}" if value else f"--no-{flag}")
-        elif isinstance(value, dict):
+        elif is_json(field.type):
             command.append(f"--{flag}={msgspec.json.encode(value).decode()}")
         else:
             command.append(f"--{flag}={value}")

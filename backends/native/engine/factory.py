@@ -89,7 +89,7 @@ def load_engine(options: EngineOptions, report: Report) -> tuple[Manageable, Rea
     report(Loading(0.0, "reading weights"))
     try:
         check_sizes(Path(options.model))
-        head = read_head(options.model)
+        head = read_head(options.model, options.reranker)
         recipe = None if head else read_recipe(options.model)
     except (RecipeError, ValueError) as error:
         raise LoadError(str(error)) from None

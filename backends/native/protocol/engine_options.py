@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from types import UnionType
+from typing import Annotated, Any, get_origin
 
 import msgspec
+
+from backends.native.rerankers import Reranker
 
 LoraName = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$", max_length=256)
@@ -39,6 +42,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
         lora_adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by name.
         tensor_parallel: devices that share the model: each has a part of every layer.
         lora_folder: the folder of LoRA adapters that may be loaded while the model is served; empty: none may be.
+        reranker: how a language model is asked for scores: "auto" (by its name), "none", a known name, or a table.
     """
 
     model: str
@@ -61,6 +65,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     lora_adapters: dict[LoraName, str] = {}
     lora_folder: str = ""
     tensor_parallel: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    reranker: str | Reranker = "auto"
 
 
 class EngineOptions(ModelOptions, frozen=True):
@@ -73,3 +78,8 @@ class EngineOptions(ModelOptions, frozen=True):
 
     replica_number: int = 0
     replica_count: int = 1
+
+
+def is_json(option: Any) -> bool:
+    """Whether a command has the option (a field's type) as JSON."""
+    return get_origin(option) in (dict, UnionType)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +23,8 @@ from backends.chat_template.effort import effort_variables, without_effect
 from backends.chat_template.messages import function, strings_in, turns
 from backends.native.grammar.grammar import Grammars
 from backends.native.protocol.messages import Logprobs
+from backends.native.rerankers import fill
+from backends.native.text.control_tokens import ControlTokens, encode_templated
 from backends.native.text.infill import Infill
 from backends.native.text.vocabulary import HfVocabulary
 from backends.native.tools.families.table import find_form
@@ -89,11 +89,9 @@ class TextCodec:
         sources = source.values() if isinstance(source, dict) else [source or ""]
         own = _own_form(tokenizer)
         self.form = find_form("\0".join(sources), tokenizer.added_tokens_encoder, tool_format, reasoning_format, own)
-        # All added tokens, special or not: the tokenizer finds each of them in any text. `(?!)` never matches.
         if source and not self.form.can_call and tool_format == "auto":
             log.warning("tools.refused", why="the chat template's form of calls is not known: set `tool_format`")
-        self._control_tokens = re.compile("|".join(map(re.escape, tokenizer.added_tokens_encoder)) or "(?!)")
-        self._mark = _marker(tokenizer, self._template.literals) if self._template is not None else None
+        self._control_tokens = ControlTokens(tokenizer, self._template.literals if self._template is not None else "")
         self._infill = Infill.of(tokenizer.get_vocab())
         self._bos = _bos(tokenizer) if self._infill is not None else ()
         self.vocabulary = HfVocabulary(tokenizer)
@@ -163,6 +161,25 @@ class TextCodec:
         size = sum(len(one) + len(other) for one, other in pairs)
         return await self._run_tokenizer(size, lambda tokenizer: _encode_pairs(tokenizer, pairs, truncate))
 
+    async def encode_parts(
+        self, parts: Sequence[str], values: Sequence[Mapping[str, str]]
+    ) -> list[list[tuple[int, ...]]]:
+        """The ids of the parts of a prompt, each encoded by itself, with each of `values` in its places (`fill`).
+
+        Raises:
+            schemas.errors.InvalidRequest: a value has the name of a control token, and transformers is too old.
+        """
+        own = ControlTokens(self._tokenizer, "\0".join(parts))
+        marked = own.named_in(text for each in values for text in each.values())
+        given = [own.mark(dict(each)) for each in values] if marked else values
+        prompts = [[fill(part, each) for part in parts] for each in given]
+        texts = dict.fromkeys(chain.from_iterable(prompts))
+        ids = await self._run_tokenizer(
+            sum(map(len, texts)),
+            lambda tokenizer: {text: encode_templated(tokenizer, text, marked=marked) for text in texts},
+        )
+        return [[ids[text] for text in prompt] for prompt in prompts]
+
     @property
     def can_infill(self) -> bool:
         """Whether the tokenizer has fill-in-the-middle tokens."""
@@ -219,7 +236,7 @@ class TextCodec:
             schemas.errors.InvalidRequest: the chat template rejects the messages, or there is none.
         """
         text, marked = await self._render(messages, list(map(function, tools)), options)
-        return await self._run_tokenizer(len(text), lambda tokenizer: _encode_chat(tokenizer, text, marked))
+        return await self._run_tokenizer(len(text), lambda tokenizer: encode_templated(tokenizer, text, marked=marked))
 
     async def _render(
         self, messages: list[dict[str, Any]], functions: list[dict[str, Any]], options: TemplateOptions
@@ -227,20 +244,12 @@ class TextCodec:
         """The text of a chat, and whether control tokens that are part of messages are marked in it."""
         if self._template is None:
             raise InvalidRequest("The model has no chat template.", param="messages")
-        # The separator keeps two strings from forming a token's name together.
-        strings = strings_in([*messages, options.variables])
-        marked = self._control_tokens.search("\0".join(strings)) is not None
         # Without this, a user's text `<|im_end|>` would become the control token and end the user's turn (prompt
         # injection).
+        marked = self._control_tokens.named_in(strings_in([*messages, options.variables]))
         if marked:
-            if self._mark is None:  # transformers before 5.20: a message could forge another role's turn
-                raise InvalidRequest(
-                    "The messages contain the name of a control token, which this server cannot distinguish from the "
-                    "token.",
-                    param="messages",
-                )
-            messages, functions = self._mark(messages), self._mark(functions)
-            options = replace(options, variables=self._mark(options.variables))
+            messages, functions = self._control_tokens.mark(messages), self._control_tokens.mark(functions)
+            options = replace(options, variables=self._control_tokens.mark(dict(options.variables)))
         # Behind the marks: the tags around calls are ours, and not a client's.
         if self.form.generic:
             messages = plain_turns(messages, functions, takes_system=self._template.takes_system)
@@ -349,32 +358,6 @@ def _encode_pairs(
     return [
         (tuple(ids), kinds.index(1) if 1 in kinds else 0) for ids, kinds in zip(found["input_ids"], types, strict=True)
     ]
-
-
-def _encode_chat(tokenizer: Any, text: str, marked: bool) -> tuple[int, ...]:
-    """Tokenize a rendered chat; if `marked`, control tokens' names in its messages stay plain text."""
-    sanitized = {"sanitize_control_tokens": True} if marked else {}
-    return tuple(tokenizer(text, add_special_tokens=False, verbose=False, **sanitized)["input_ids"])
-
-
-def _marker(tokenizer: Any, literals: str) -> Callable[[Any], Any] | None:
-    """What marks the names of control tokens in messages, for `_encode_chat`; None if transformers is too old.
-
-    Control tokens are the special ones, and the added ones that the template's own text contains: as in transformers,
-    which would parse the template for it in this process.
-    """
-    try:
-        from transformers.utils.chat_template_utils import mark_control_tokens
-    except ImportError:
-        return None
-    names = [
-        token.content
-        for token in tokenizer.added_tokens_decoder.values()
-        if token.special or (token.content in literals and not token.content.isspace())
-    ]
-    # Longer names first: a token goes before those that it contains. `(?!)` never matches.
-    pattern = re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "(?!)")
-    return partial(mark_control_tokens, control_tokens_re=pattern)
 
 
 def _spans(tokenizer: Any, text: str, add_special_tokens: bool) -> tuple[TokenSpan, ...]:

@@ -33,6 +33,7 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     '--speculative-config {"model":"/x","num_speculative_tokens":5}': ({"draft_model": "/x"}, ""),
     '--speculative-config {"method":"ngram"}': ({"speculation": True}, ""),
     '--speculative-config {"method":"eagle3","model":"/x"}': ({}, "--speculative-config has no effect: drafts come"),
+    '--hf-overrides {"is_original_qwen3_reranker":true}': ({"reranker": "qwen3"}, ""),
     "--tensor-parallel-size 2": ({"tensor_parallel": 2}, ""),
     "--pipeline-parallel-size 1": ({}, ""),
     "--data-parallel-size 2": ({"replicas": 2}, ""),
@@ -56,6 +57,8 @@ REFUSED = {
     "--max-model-len many": "'many' is no number",
     "--lora-modules a": "write name=folder",
     "--speculative-config 5": "'5' is no JSON object",
+    '--hf-overrides {"classifier_from_token":["Yes"]}': "`reranker` in a configuration",
+    '--hf-overrides {"rope_theta":1}': "config.json",
     "--load-format dummy": "safetensors or GGUF",
 }
 

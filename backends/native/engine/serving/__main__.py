@@ -18,11 +18,12 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING, get_origin
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -32,7 +33,7 @@ from backends.native.engine.serving.engine_thread import Inbox, serve, stop
 from backends.native.engine.serving.socket import SocketServer
 from backends.native.machine import keep_freed_memory
 from backends.native.protocol.addresses import TcpAddress, read_address
-from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.engine_options import EngineOptions, is_json
 from backends.native.protocol.greeting import read_secret
 from backends.native.protocol.messages import Failed, Loading
 from backends.terminal import escaping, renderer
@@ -80,8 +81,9 @@ def parse(argv: Sequence[str] | None) -> tuple[Path | TcpAddress, bytes | None, 
         flag = f"--{option.name.replace('_', '-')}"
         if option.type is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=option.default)
-        elif get_origin(option.type) is dict:
-            parser.add_argument(flag, type=msgspec.json.decode, default={})
+        elif is_json(option.type):
+            default = msgspec.json.encode({} if option.default is msgspec.NODEFAULT else option.default).decode()
+            parser.add_argument(flag, type=partial(msgspec.json.decode, type=option.type), default=default)
         else:
             required = option.default is msgspec.NODEFAULT
             default = None if required else option.default

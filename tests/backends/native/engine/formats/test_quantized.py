@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from backends.native.engine.errors import LoadError
 from backends.native.engine.formats.quantized import FORMATS
@@ -122,11 +122,11 @@ def floats(outputs: int, inputs: int) -> Made:
     return {"weight": stored, "weight_scale": scale}, stored.float() * scale
 
 
-def nf4(*, nested: bool) -> Callable[[int, int], Made]:
+def four_bits(kind: str, *, nested: bool = False) -> Callable[[int, int], Made]:
     def make(outputs: int, inputs: int) -> Made:
         table, levels = torch.randn(16).sort().values, numbers(0, 16, outputs * inputs)
         blocks = outputs * inputs // 64
-        described: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "shape": [outputs, inputs]}
+        described: dict[str, Any] = {"quant_type": kind, "blocksize": 64, "shape": [outputs, inputs]}
         parts = {
             "weight": (levels[::2] * 16 + levels[1::2]).to(torch.uint8).unsqueeze(1),
             "weight.quant_map": table,
@@ -141,7 +141,7 @@ def nf4(*, nested: bool) -> Callable[[int, int], Made]:
             described |= {"nested_blocksize": 256, "nested_offset": 0.05, "nested_dtype": "float32"}
             scale = inner[parts["weight.absmax"].int()] * outer.repeat_interleave(256)[:blocks] + 0.05
         text = json.dumps(described).encode()
-        parts["weight.quant_state.bitsandbytes__nf4"] = torch.tensor(list(text), dtype=torch.uint8)
+        parts[f"weight.quant_state.bitsandbytes__{kind}"] = torch.tensor(list(text), dtype=torch.uint8)
         return parts, (table[levels] * scale.repeat_interleave(64)).reshape(outputs, inputs)
 
     return make
@@ -172,8 +172,9 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], Made]]] = {
     "pack-8-ordered": (COMPRESSED | group("pack-quantized", 8), packed(8, ordered=True)),
     "int-8": (COMPRESSED | group("int-quantized", 8), integers),
     "float-8": (COMPRESSED | group("float-quantized", 8), floats),
-    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, nf4(nested=False)),
-    "nf4-nested": ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, nf4(nested=True)),
+    "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, four_bits("nf4")),
+    "nf4-nested": ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, four_bits("nf4", nested=True)),
+    "fp4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, four_bits("fp4")),
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, int8),
 }
 
@@ -226,6 +227,36 @@ def test_logits_are_those_of_the_weights(case: str, tmp_path: Path) -> None:
     # About as many as there are: a model is not expanded to float32 if it is large.
     actual = sum(parameter.numel() for parameter in expected.parameters()) * 4
     assert 0.9 < float32_bytes(tmp_path, torch.float16) / actual < 1.6
+
+
+def test_logits_of_experts_in_mxfp4_are_those_of_the_weights(tmp_path: Path) -> None:
+    """gpt-oss' format, which transformers reads: two numbers of a table in a byte, a power of two for each 32."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4, "max_position_embeddings": 64}
+    config = GptOssConfig(**shape, sliding_window=8)
+    model = GptOssForCausalLM(config).eval()
+    tensors = dict(model.state_dict())
+    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    table = torch.cat([table, -table])
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        levels = numbers(0, 16, experts, outputs, inputs // 32, 32)
+        powers = numbers(120, 125, experts, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = (levels[..., ::2] + levels[..., 1::2] * 16).to(torch.uint8)
+        tensors[f"{name}_scales"] = powers.to(torch.uint8)
+        weight = (table[levels] * 2.0 ** (powers - 127).unsqueeze(-1)).reshape(experts, outputs, inputs)
+        model.get_parameter(name).data = weight.transpose(1, 2).contiguous()
+    config.save_pretrained(tmp_path)
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    quantized = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": kept}}
+    described = json.loads((tmp_path / "config.json").read_text()) | quantized
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    found = logits(load(str(tmp_path)).model).float()
+    expected = logits(model)
+    torch.testing.assert_close(found, expected, atol=1e-3 * float(expected.abs().max()), rtol=0)
+    assert float(expected.std()) > 0.05
 
 
 def test_a_small_change_of_a_packed_weight_is_noticed(tmp_path: Path) -> None:

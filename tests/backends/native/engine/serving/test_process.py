@@ -17,6 +17,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from backends.native.client.engine_process import engine_command
 from backends.native.engine.serving.__main__ import parse
 from backends.native.engine.serving.inprocess import InProcessEngine
 from backends.native.protocol.addresses import TcpAddress
@@ -37,6 +38,7 @@ from backends.native.protocol.messages import (
     Submit,
     Watch,
 )
+from backends.native.rerankers import Reranker
 from tests.backends.native.engine.serving.test_socket import TIMEOUT, Worker
 from tests.backends.native.engine.tiny import CONTEXT, VOCAB, Answer, build, prompt, reference
 
@@ -209,6 +211,8 @@ def test_command_line_options_are_the_fields_of_engine_options(tmp_path: Path) -
     given = ["--socket", "s", "--model", "m", "--no-prefix-caching", "--kv-tokens", "99", "--dtype", "bfloat16"]
     options = EngineOptions("m", dtype="bfloat16", kv_tokens=99, prefix_caching=False)
     assert parse(given) == (Path("s"), None, options, None)
+    asked = EngineOptions("m", reranker=Reranker(prompt=("{query}", "{document}")), lora_adapters={"a": "-b"})
+    assert parse(engine_command(asked, Path("s"))[3:]) == (Path("s"), None, asked, None)
 
 
 def test_an_engine_that_listens_on_tcp_needs_a_secret(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
