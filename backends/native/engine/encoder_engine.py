@@ -61,6 +61,7 @@ class EncoderEngine:
         self._max_waiting = max_waiting
         self._queue: FairQueue[tuple[_Key, Submit]] = FairQueue(short_first=short_first)
         self._waiting: dict[_Key, Place[tuple[_Key, Submit]]] = {}
+        self._running = 0  # texts of the present step
         self._outputs: defaultdict[int, list[Output]] = defaultdict(list)
 
     @property
@@ -76,7 +77,7 @@ class EncoderEngine:
             case Cancel():
                 self._drop((connection, message.seq))
             case Ping():
-                return Pong(message.token, waiting=len(self._waiting))
+                return Pong(message.token, self._running, len(self._waiting))
         return None
 
     def submit(self, connection: int, request: Submit) -> None:
@@ -105,8 +106,10 @@ class EncoderEngine:
         """
         # Texts leave the queue before they are run: one that fails gets an error as its output and is not tried again.
         batch = self._batch()
+        self._running = len(batch)  # for pings that are answered within the step
         with torch.inference_mode():
             self._run([self._queue.take(self._waiting.pop(key)) for key in batch])
+        self._running = 0
         outputs, self._outputs = self._outputs, defaultdict(list)
         return {connection: Step(tuple(made)) for connection, made in outputs.items()}
 

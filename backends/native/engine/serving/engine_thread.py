@@ -13,8 +13,10 @@ from queue import SimpleQueue
 from threading import Event
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from backends.native.engine.attention.progress import on_progress
-from backends.native.protocol.messages import FromEngine, Ping, ToEngine
+from backends.native.protocol.messages import FromEngine, Ping, Pong, Submit, ToEngine
 
 if TYPE_CHECKING:  # it imports torch, and this module is imported before a process listens on its socket
     from backends.native.engine.steps import Steps
@@ -91,4 +93,10 @@ class _InboxPump:
         if message is None:
             self._engine.disconnect(connection)
         elif (answer := self._engine.handle(connection, message)) is not None:
+            if isinstance(answer, Pong) and (late := self._unqueued()):
+                answer = replace(answer, waiting=answer.waiting + late)
             self._send(connection, answer)
+
+    def _unqueued(self) -> int:
+        """Sequences that arrived in the present step: they wait, and the engine does not know of them."""
+        return sum(isinstance(message, Submit) for _, message in self._deferred)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.pooling.pooler import Pooler
-from backends.native.protocol.messages import Cancel, Output, Ping, Submit
+from backends.native.protocol.messages import Cancel, Output, Ping, Pong, Submit
 from backends.native.sentence_transformers import Recipe
 
 pytestmark = pytest.mark.torch
@@ -27,9 +27,11 @@ class Model:
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
+        self.on_call: Callable[[], None] = lambda: None
 
     def __call__(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor]:
         self.shapes.append(tuple(input_ids.shape))
+        self.on_call()
         if (input_ids == BAD).any():
             raise RuntimeError("an unreadable text")
         total = (input_ids * attention_mask).sum(1, keepdim=True).expand_as(input_ids)
@@ -128,3 +130,13 @@ def test_cancelled_texts_and_lost_connections_are_dropped() -> None:
     engine.disconnect(0)
     assert [connection for connection, _ in run(engine)] == [1]
     assert model.shapes == [(1, 1)]
+
+
+def test_texts_of_the_present_step_are_running() -> None:
+    engine, model = make()
+    pongs: list[Pong | None] = []
+    model.on_call = lambda: pongs.append(engine.handle(0, Ping(7)))
+    submit(engine, (2,), (3,), (4,), (5,))
+    run(engine)
+    assert pongs == [Pong(7, 3, 1), Pong(7, 1, 0)]
+    assert engine.handle(0, Ping(8)) == Pong(8)

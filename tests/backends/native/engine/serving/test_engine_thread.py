@@ -87,6 +87,15 @@ def test_within_a_step_only_pings_are_answered_and_the_rest_waits_for_its_end() 
     assert engine.calls[2:7] == ["step", (3, Ping(7)), "step ends", (1, CANCEL), (2, CANCEL)]
 
 
+def test_what_arrives_within_a_step_is_waiting() -> None:
+    engine = Recorder()
+    engine.inbox.put((1, SUBMIT))
+    engine.during_step = [(3, Ping(7)), (1, SUBMIT), (2, SUBMIT), (1, CANCEL), (3, Ping(8))]
+    sent = serve_until_idle(engine)
+    assert sent[:2] == [(3, Pong(7)), (3, Pong(8, waiting=2))]
+    assert engine.calls[1:4] == ["step", (3, Ping(7)), (3, Ping(8))]
+
+
 def test_a_lost_connection_is_reported_to_the_engine() -> None:
     engine = Recorder()
     for envelope in ((1, SUBMIT), (2, SUBMIT), (1, None)):
