@@ -56,7 +56,7 @@ def test_torch_comes_from_the_index_that_is_named(folder: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason=missing("make"))
-def test_who_has_no_gpu_is_told_of_the_index(folder: Path) -> None:
+def test_the_option_is_named_where_there_is_no_gpu(folder: Path) -> None:
     text, installs = serve(folder, "GPUS=")
     assert installs == ["--editable .[engine]"]
     assert "There is no GPU here. make serve TORCH_INDEX=URL takes torch's CPU build" in text
@@ -64,6 +64,6 @@ def test_who_has_no_gpu_is_told_of_the_index(folder: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason=missing("make"))
 @pytest.mark.parametrize("gpus", ["/dev/nvidiactl", ""])
-def test_who_has_one_or_another_index_is_not(folder: Path, gpus: str) -> None:
+def test_it_is_not_where_there_is_one_or_another_index(folder: Path, gpus: str) -> None:
     program(folder, "pip", "" if gpus else "echo \"global.index-url='http://127.0.0.1:9/simple'\"")
     assert "GPU" not in serve(folder, f"GPUS={gpus}")[0]
