@@ -13,6 +13,9 @@ NODE := tests/clients/node
 KERNELS := backends/native/engine/kernels/src/*
 # Python compiles what is imported, once; pip would compile all of it, which takes a minute or more for each environment.
 PIP := install --quiet --disable-pip-version-check --no-input --no-compile
+# The index of torch's CPU builds: its page of installation names it. pip's usual index has the builds for CUDA only.
+TORCH_INDEX ?=
+GPUS := $(wildcard /dev/nvidiactl /dev/kfd /dev/dxg)
 # One thread per torch operation and test process: the suite runs on two cores. Bytecode is cached even where the
 # environment forbids it (many container images do): without the cache each process compiles every module and rewrites
 # every assertion again, which doubles the time of `make check`.
@@ -34,7 +37,7 @@ FUZZ ?= bodies events frames heads images configurations forms
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
-serve: $(VENV)/.installed  ## serve the bundled model, or MODEL (smollm2, a folder, …), on HOST:PORT
+serve: $(VENV)/.installed  ## serve the bundled model, or MODEL (smollm2, a folder, …), on HOST:PORT; TORCH_INDEX: see the README
 	@$(VENV)/bin/gateway serve --host $(HOST) --port $(PORT) $(if $(MODEL),--model '$(MODEL)')
 
 # With --jobs both at a time; the types take longest.
@@ -185,11 +188,15 @@ clean:  ## remove what make built
 	rm -rf $(VENV) $(OTHER) $(CLIENTS) $(RIVALS) $(PEERS) $(TOOLS) site sbom.json $(NODE)/node_modules *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # On a terminal pip shows what it fetches: torch takes minutes.
+SHOWN = $(if $(MAKE_TERMOUT),$(filter-out --quiet,$(PIP)),$(PIP))
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once; torch and transformers take a minute or two) ..."
-	@$(VENV)/bin/pip $(if $(MAKE_TERMOUT),$(filter-out --quiet,$(PIP)),$(PIP)) --constraint constraints.txt --editable '.[engine]'
+	@test -n "$(TORCH_INDEX)$(GPUS)" || $(VENV)/bin/pip config list | grep -q index-url || \
+		echo "There is no GPU here. make serve TORCH_INDEX=URL takes torch's CPU build (see the README), without it several GB come."
+	@$(if $(TORCH_INDEX),$(VENV)/bin/pip $(SHOWN) --constraint constraints.txt --index-url $(TORCH_INDEX) torch)
+	@$(VENV)/bin/pip $(SHOWN) --constraint constraints.txt --editable '.[engine]'
 	@# What a server imports is compiled here, since an environment may forbid Python to do it later.
 	@echo "Compiling what a server imports ..."
 	@PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -c 'import gateway.process.worker, backends.native.engine.factory, transformers; transformers.LlamaForCausalLM'

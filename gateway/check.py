@@ -95,7 +95,10 @@ def problems_of(
         yield from _dialects(config)
     if not {"server", "endpoints"} & {*skipped}:
         yield from _deployments(config, made, offline)
-    if not config.server.is_private and not config.server.needs_key and not insecure:
+    if _is_wrong_host(config.server.host):
+        text = f"server.host: '{config.server.host}' is no address: host and port are two keys, without http://"
+        yield Problem(("server", "host"), text)
+    elif not config.server.is_private and not config.server.needs_key and not insecure:
         reached = f"server.host {config.server.host}: other machines can reach this address"
         what_to_do = "set keys_env (or pass --keys-env NAME) or keys_file, or pass --insecure"
         yield Problem(("server", "host"), f"{reached}; {what_to_do}")
@@ -211,12 +214,19 @@ def _machine(config: Config) -> Iterator[Problem]:
     yield from _usage(config)
     yield from _state(config)
     yield from _grpc(server)
+    if _is_wrong_host(server.host):
+        return
     try:
         with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
             probe.bind((server.host, 0))
     except OSError as error:
         text = f"server.host: cannot listen on {server.host}: {error.strerror}"
         yield Problem(("server", "host"), text)
+
+
+def _is_wrong_host(host: str) -> bool:
+    """Whether it is a URL, or an address with a port."""
+    return "/" in host or (host.count(":") == 1 and host.rpartition(":")[2].isdigit())
 
 
 def _grpc(server: ServerSection) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from backends.remote.options import RemoteOptions
-from backends.remote.probe import list_models, probe
+from backends.remote.probe import base_of, list_models, probe
 from gateway.config import BUNDLED, Config, ConfigError, Endpoint, endpoints_for, remote
 from schemas.errors import GatewayError
 
@@ -43,7 +43,10 @@ def with_listed(config: Config) -> Config:
     for name in config.backends:
         models = _models(name, config)
         if not models:
-            raise ConfigError(f"backends.{name}: it lists no models; name them as endpoints: [endpoints.NAME]")
+            url, base = str(config.backends[name].get("url", "")), base_of(config.backends[name]["kind"])
+            lacks_base = base and url and not url.rstrip("/").endswith(base)
+            hint = f"has `url` to end in {base}?" if lacks_base else "name them as endpoints: [endpoints.NAME]"
+            raise ConfigError(f"backends.{name}: it lists no models; {hint}")
         if twice := endpoints.keys() & set(models):
             raise ConfigError(f"backends.{name}: another backend lists '{min(twice)}', too; name your endpoints")
         endpoints |= endpoints_for(name, models)

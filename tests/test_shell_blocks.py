@@ -34,7 +34,7 @@ from tests.shell.blocks import ROOT, Block, blocks
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 KEY = "key-of-an-admin"
 LONG = ("gateway serve", "make", "git", "cd", "pip install", "python")
-"""Commands that run until they are stopped, or are tested elsewhere: `tests/shell`, `test_first_hour.py`, by hand."""
+"""Commands that run until they are stopped (`tests/shell/test_servers.py`), that test or that install."""
 
 SERVED = """
 [server]

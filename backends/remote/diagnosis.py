@@ -52,10 +52,11 @@ class Diagnosis:
         return self._of_fault(error)
 
     def of_answer(self, response: Response) -> str | None:
-        """Why an answer to a health check is not what it should be; None for a 2xx."""
+        """Why an answer to a health check is not what it should be; None for a 2xx that is no web page."""
         status, location = response.status, response.header("location")
         if 200 <= status < 300:
-            return None
+            is_page = (response.header("content-type") or "").startswith("text/html")
+            return "it answers with a web page (text/html): is `url` right?" if is_page else None
         if 300 <= status < 400:
             return f"it redirects to {location or 'nowhere'} ({status}): set `url` to where it serves"
         if status in (401, 403):

@@ -15,6 +15,9 @@ from backends.transport import TransportLimits, check_proxy, split_url
 _OF_RAW_TEXT = frozenset({Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF})
 """What servers have for raw text alone."""
 
+_ROUTES = ("/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/messages", "/generate_stream")
+"""Whole routes that people write where a server's base is wanted."""
+
 
 class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Timeouts in seconds. The whole of a stream has none.
@@ -127,7 +130,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if len(set(self.urls)) < len(self.urls):
             raise ValueError("`urls` names a server twice")
         for url in (self.url,) if self.url else self.urls:
-            split_url(url)  # raises `ValueError`, which msgspec reports with the option's path
+            _check_base(url)
         if self.client_key is not None and self.client_cert is None:
             raise ValueError("`client_key` needs a `client_cert`")
         if self.unix_socket is not None and self.proxy not in (None, "direct"):
@@ -154,3 +157,17 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if Feature.CHAT not in features and None not in (self.context_length, self.tokenizer):
             features |= {Feature.TRUNCATION}
         return features if self.features is None else features & self.features
+
+
+def _check_base(url: str) -> None:
+    """Pass the base URL of a server.
+
+    Raises:
+        ValueError: it is none; msgspec reports that with the backend's path.
+    """
+    try:
+        path = split_url(url).path.rstrip("/")
+    except ValueError as error:
+        raise ValueError(f"`url`: {error}") from None
+    if route := next((route for route in _ROUTES if path.endswith(route)), None):
+        raise ValueError(f"`url` is the server's base: leave out {route} at its end")

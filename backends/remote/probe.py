@@ -133,6 +133,11 @@ async def list_models(kind: str, options: RemoteOptions) -> tuple[str, ...]:
     return () if found is None else found[1]
 
 
+def base_of(kind: str) -> str:
+    """The end of the URLs of a kind's servers; "" if it is their root."""
+    return next((each.base for each in _QUESTIONS if each.kind == _LISTED_AS.get(kind, kind)), "")
+
+
 async def _ask(
     options: RemoteOptions, asked: Sequence[tuple[_Question, Outbound]]
 ) -> tuple[_Question, tuple[str, ...]] | None:

@@ -28,8 +28,17 @@ def split_url(url: str) -> SplitResult:
     parts = urlsplit(url)
     # A query cannot be prefixed to paths. Credentials in URLs end up in logs, and keys have an option of their own.
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
-        raise ValueError("not an http or https URL of a host, without user and query")
+        raise ValueError(f"not an http or https URL of a host, without user and query{_instead(parts)}")
     return parts
+
+
+def _instead(parts: SplitResult) -> str:
+    """What to write for a URL that cannot be used; the URL itself may hold a secret."""
+    if parts.username:
+        return ": name the variable of a key in `api_key_env`"
+    if parts.query:
+        return ": leave out what follows the question mark"
+    return "" if parts.scheme in ("http", "https") else ": begin it with http:// or https://"
 
 
 def port_of(parts: SplitResult) -> int:

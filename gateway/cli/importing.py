@@ -46,7 +46,7 @@ def litellm(file: Path, output: Path | None) -> None:
 @click.argument("source", metavar="FILE_OR_LINE", nargs=-1, required=True, type=click.UNPROCESSED)
 @_output
 def vllm(source: tuple[str, ...], output: Path | None) -> None:
-    """Import a `vllm serve` command, a script with one, or vLLM's YAML file.
+    """Import a `vllm serve` or `docker run` command, a script with one, a compose file, or vLLM's YAML file.
 
     gateway import vllm vllm serve Qwen/Qwen3-8B --max-model-len 32k
     """

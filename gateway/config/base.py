@@ -24,5 +24,6 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A suggestion of the closest known name, as the end of a sentence; "" if none is close."""
-    near = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean '{near[0]}'?" if near else ""
+    names = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), names, 1)
+    return f"; did you mean '{names[near[0]]}'?" if near else ""

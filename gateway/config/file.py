@@ -6,7 +6,6 @@ Checks that need backends or protocols are in `gateway.check`.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +20,8 @@ from gateway.config.endpoint import Endpoint, ServedEntity, wrong_in_endpoint
 from gateway.config.positions import KeyPath, Positions
 from gateway.config.server import ServerSection
 from gateway.config.state import StateSection
-from gateway.config.structure import Problem, examine, show
+from gateway.config.structure import Problem, dotted_name, examine, show
+from gateway.config.syntax import foreign, read_toml
 from gateway.config.telemetry import Telemetry
 from gateway.config.usage import UsageSection
 
@@ -84,8 +84,12 @@ def examine_file(path: Path) -> tuple[Config, list[Problem], Source]:
     """
     try:
         text = path.read_text("utf-8-sig")  # editors on Windows put a byte order mark in front
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: it is no text in UTF-8 ({error.reason} at byte {error.start})"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         _check_whole(text)
         config, problems, positions = examine_text(text)
@@ -119,14 +123,7 @@ def examine_text(text: str) -> tuple[Config, list[Problem], Positions]:
     Raises:
         ConfigError: it is no TOML.
     """
-    try:
-        fields = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        # `tomllib` has the position only in its text (until Python 3.14).
-        found = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)", str(error))
-        line = (found and found[1]) or text.count("\n")
-        what = str(error).removesuffix(found[0]) if found else str(error)
-        raise ConfigError(f"{line}: {foreign(text) or what}") from None
+    fields = read_toml(text)
     positions = Positions(text)
     problems: list[Problem] = []
     config = msgspec.convert(examine(fields, Config, (), problems), Config)
@@ -138,20 +135,6 @@ def examine_text(text: str) -> tuple[Config, list[Problem], Positions]:
     if not problems and not config.endpoints and not config.backends and not config.is_changeable:
         problems.append(Problem((), "there are no endpoints and no backends: nothing would be served"))
     return config, problems, positions
-
-
-def foreign(text: str) -> str:
-    """What a text is that is no TOML, with what to do; "" if that is not known."""
-    if text.lstrip().startswith(("{", "[{")):
-        language = "JSON"
-    elif re.search(r"^(---|[\w-]+:(\s|$)|- )", text, re.MULTILINE) and not re.search(
-        r"^\s*\[?[\w.-]+\]?\s*=", text, re.MULTILINE
-    ):
-        language = "YAML"
-    else:
-        return ""
-    known = "see docs/configuration.md, or `gateway import` for another server's file"
-    return f"this is {language}, and the gateway reads TOML: {known}"
 
 
 def default(
@@ -210,7 +193,8 @@ def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Prob
     """What contradicts itself. `endpoints` are all names in the file, those of wrong endpoints included."""
     for name, backend in config.backends.items():
         if not isinstance(backend.get("kind"), str):
-            yield Problem(("backends", name), f"backends.{name}: `kind` is missing")
+            hint = dotted_name(("backends", name), backend, {"kind", "url"})
+            yield Problem(("backends", name), f"backends.{name}: `kind` is missing{hint}")
     yield from _wrong_in_server(config.server)
     if config.server.export is not None and config.server.export.files <= config.server.workers:
         # Workers write side by side: with fewer files, one would remove what another is writing.

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -39,6 +40,25 @@ def show(path: KeyPath) -> str:
         f"[{part}]" if isinstance(part, int) else f".{part if part.isprintable() else repr(part)}" for part in path
     )
     return "".join(names).removeprefix(".")
+
+
+def dotted_name(path: KeyPath, section: dict[str, Any], keys: Collection[str]) -> str:
+    """The hint that a section's name has a dot, as in `[endpoints.gpt-4.1]`, which makes a section in a section; or "".
+
+    Args:
+        path: of the section.
+        section: what stands in it.
+        keys: what a section has.
+    """
+    inner: Any = section
+    name = str(path[-1])
+    while isinstance(inner, dict) and not inner.keys() & {*keys}:
+        tables = [key for key, value in inner.items() if isinstance(value, dict)]
+        if not tables:
+            return ""
+        name, inner = f"{name}.{tables[0]}", inner[tables[0]]
+    quoted = f'[{show(path[:-1])}."{name}"]'
+    return f"; a name with a dot stands in quotes: {quoted}" if inner is not section else ""
 
 
 def examine(value: Any, wanted: Any, path: KeyPath, found: list[Problem]) -> Any:
@@ -78,11 +98,39 @@ def _struct(value: dict[str, Any], wanted: type[msgspec.Struct], path: KeyPath, 
                 kept[field.name] = inner
             gone |= inner is GONE and field.required
         elif field.required:
-            found.append(Problem(path, f"{show(path)}: `{field.name}` is missing".removeprefix(": ")))
+            hint = dotted_name(path, value, hints) if path else ""
+            found.append(Problem(path, f"{show(path)}: `{field.name}` is missing{hint}".removeprefix(": ")))
             gone = True
+            if hint:
+                return GONE
     unknown = [key for key in value if key not in hints]
-    found += [Problem((*path, key), f"{show((*path, key))}: unknown field{nearest(key, hints)}") for key in unknown]
+    found += [Problem((*path, key), f"{show((*path, key))}: unknown field{_known(key, hints)}") for key in unknown]
     return GONE if gone else kept
+
+
+_CALLED = {
+    "weight": "traffic_percentage",
+    "base_url": "url",
+    "api_base": "url",
+    "endpoint": "url",
+    "api_keys": "keys_env",
+    "keys": "keys_env",
+    "key_env": "api_key_env",
+    "api_key": "api_key_env",
+    "max_model_len": "context_length",
+    "max_num_seqs": "max_sequences",
+    "tensor_parallel_size": "tensor_parallel",
+    "model_list": "endpoints",
+    "models": "endpoints",
+    "backend": "served_entities",
+}
+"""What other servers call it: what it is called here, in the tables that have it."""
+
+
+def _known(key: str, known: Collection[str]) -> str:
+    """A suggestion of what is meant, as the end of a sentence."""
+    called = _CALLED.get(key)
+    return f"; did you mean '{called}'?" if called in known else nearest(key, known)
 
 
 def _problem(message: str, value: Any, wanted: Any, path: KeyPath) -> Problem:
@@ -95,6 +143,10 @@ def _problem(message: str, value: Any, wanted: Any, path: KeyPath) -> Problem:
     if message.startswith("Invalid enum value") and get_origin(wanted) is Literal and isinstance(value, str):
         known = [str(each) for each in get_args(wanted)]
         message = f"'{value}' is none of {', '.join(known)}{nearest(value, known)}"
+    elif isinstance(value, list) and message == "Expected `object`, got `array`":
+        message += f"; write [{show(path)}{'.NAME' if get_origin(wanted) is dict else ''}], not [[{show(path)}]]"
+    elif isinstance(value, dict) and message == "Expected `array`, got `object`":
+        message += f"; write [[{show(path)}]], or [{{ ... }}]"
     return Problem(path, f"{show(path)}: {message}".removeprefix(": "))
 
 

@@ -6,6 +6,7 @@ here. A path that no route matches is refused in the form of the protocol whose 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ def protocols(mounts: Mounts, service: Service, work: BatchWork | None = None) -
             await _alive(service, scope, send)
             return
         if found is None:
-            await _answer_or_refuse(service, mounts.nearest(path, port), path, scope, send)
+            await _answer_or_refuse(service, mounts, path, scope, send)
             return
         methods, parameters = found
         # RFC 9110, section 9.3.2: HEAD is GET without content. `Responder` leaves the content out.
@@ -70,7 +71,9 @@ def refuser(mounts: Mounts, service: Service) -> Callable[[GatewayError, HTTPSco
     """What sends an error in the form of the protocol whose paths are nearest."""
 
     async def send_refusal(error: GatewayError, scope: HTTPScope, send: Send) -> None:
-        await refuse(service, mounts.nearest(scope["raw_path"].decode("latin-1"), port_of(scope)), error, scope, send)
+        # The protocol of a path does not depend on slashes too many.
+        path = re.sub("/{2,}", "/", scope["raw_path"].decode("latin-1"))
+        await refuse(service, mounts.nearest(path, port_of(scope)), error, scope, send)
 
     return send_refusal
 
@@ -118,18 +121,39 @@ for _path, _handler in (experiment.PATHS | keys.PATHS).items():
     _OWN.add(_path, _handler)
 
 
-async def _answer_or_refuse(service: Service, nearest: Operation, path: str, scope: HTTPScope, send: Send) -> None:
+async def _answer_or_refuse(service: Service, mounts: Mounts, path: str, scope: HTTPScope, send: Send) -> None:
     """Answer a path of no protocol: of an experiment or a key, or with a refusal."""
     found = _OWN.find(path)
+    operation = mounts.nearest(path, port_of(scope))
     try:
         if found is None:
-            raise not_found(path)
+            meant = _meant(mounts, path, scope)
+            if meant is None:
+                raise not_found(path)
+            operation, other = meant
+            raise RouteNotFound(f"There is no such path: {path}. There is {other}: change the client's base URL.")
         (allowed, handler), parameters = found
         if (method := scope["method"]) != allowed and not (method == "HEAD" and allowed == "GET"):
             raise not_allowed(method, [allowed, "HEAD"] if allowed == "GET" else [allowed])
         await handler(service, parameters["name"], scope, send)
     except GatewayError as error:
-        await refuse(service, nearest, error, scope, send)
+        await refuse(service, operation, error, scope, send)
+
+
+def _meant(mounts: Mounts, path: str, scope: HTTPScope) -> tuple[Operation, str] | None:
+    """The operation that a path is meant for, and its path; None if there is no guess.
+
+    Clients append paths to their base URL, which may end in a route, or in `/v1` where they append that
+    themselves, or lack it.
+    """
+    _, *parts = path.split("/")
+    others = ["/".join(["", *parts[1:]]), f"/v1{path}"]
+    others += ["/".join(["", *parts[:-size]]) for size in (1, 2) if parts[-size:] == parts[-2 * size : -size]]
+    for other in others:
+        found = mounts.find(other, port_of(scope))
+        if found is not None and (operation := found[0].get(scope["method"])) is not None:
+            return operation.for_headers(scope["headers"]), other
+    return None
 
 
 def not_allowed(method: str, methods: Iterable[str]) -> MethodNotAllowed:
@@ -139,7 +163,8 @@ def not_allowed(method: str, methods: Iterable[str]) -> MethodNotAllowed:
 
 def not_found(path: str) -> RouteNotFound:
     """The error for a path that does not exist."""
-    return RouteNotFound(f"There is no such path: {path}")
+    hint = ". It has two slashes in a row: change the client's base URL." if "//" in path else ""
+    return RouteNotFound(f"There is no such path: {path}{hint}")
 
 
 async def refuse(service: Service, operation: Operation, error: GatewayError, scope: HTTPScope, send: Send) -> None:

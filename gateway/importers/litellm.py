@@ -23,10 +23,10 @@ _SECRET = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 _TASKS = {"chat": "chat", "completion": "completions", "embedding": "embeddings", "rerank": "rerank"}
 
 _DEFAULTS = "a default of requests: clients send it"
-_CACHE = "there is no cache of answers"
+_CACHE = "answers are kept for each endpoint that has [endpoints.NAME.cache]"
 _CALLBACK = "there are no callbacks: requests are in the log, in /metrics and in [server.export]"
 _REDIS = "not needed: the workers of one machine share limits and counters through files"
-_USERS = "there is no database of users and teams: `gateway keys` makes keys with limits"
+_USERS = "there are no users and teams: `gateway keys` makes keys with limits of requests, tokens and costs"
 _REASONS = (
     dict.fromkeys(("temperature", "max_tokens", "seed", "top_p", "stop", "max_completion_tokens", "n"), _DEFAULTS)
     | dict.fromkeys(("cache", "cache_params", "caching_groups", "cache_responses"), _CACHE)
@@ -47,7 +47,7 @@ _REASONS = (
         "json_logs": "logs are JSON unless they go to a terminal",
         "alerting": "alert by /metrics",
         "include": "import those files by themselves",
-        "guardrails": "there are no hooks for guardrails",
+        "guardrails": "write them as [filters.NAME], which `filters` of an endpoint names",
         "aws_region_name": "no kind of backend signs requests with AWS's keys",
         "organization": "give it as a header of the backend: openai-organization",
     }
@@ -118,7 +118,8 @@ class _Importer:
         self._general()
         strategy = self._router.take("routing_strategy", str, "simple-shuffle")
         if strategy != "simple-shuffle":
-            self._router.leave("routing_strategy", "requests are shared by weights: each goes to any of them by chance")
+            why = "requests are shared by weights; servers of one model, as `urls` of one backend, have `routing`"
+            self._router.leave("routing_strategy", why)
         for rest in (self._settings, self._router, self._fields):
             rest.leave_rest(_REASONS)
         return draft

@@ -28,7 +28,7 @@ _REASONS = {
     "interCommTLSEnabled": "one machine serves a model",
     "interCommPort": "one machine serves a model",
     "multiNodesInferEnabled": "one machine serves a model",
-    "worldSize": "a native model runs on one device",
+    "worldSize": "set `tensor_parallel` of its backend to the devices of this machine that share the model",
     "npuDeviceIds": _ASCEND,
     "npuMemSize": _ASCEND,
     "cpuMemSize": "the KV cache is on the model's device",

@@ -1,4 +1,4 @@
-"""vLLM: a `vllm serve` line, a script that has one, or its YAML configuration."""
+"""vLLM: a `vllm serve` or `docker run` line, a script that has one, a compose file, or vLLM's YAML configuration."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
+from gateway.importers.containers import Container, find_container
 from gateway.importers.draft import Draft, is_alias, slug
-from gateway.importers.fields import Fields, UnreadableError, read_yaml
+from gateway.importers.fields import Fields, Left, UnreadableError, read_yaml
 from gateway.importers.vllm_flags import FLAGS, SHORT, answer
 
 _COMMAND = re.compile(r"(vllm\s+serve|vllm\.entrypoints\.openai\.api_server)\b(?P<rest>.*)", re.DOTALL)
+_IMAGE = "vllm-openai"
 _KEY = "VLLM_API_KEY"
 
 
@@ -22,6 +24,8 @@ def read_vllm(text: str) -> Draft:
     Raises:
         UnreadableError: it is neither a command nor a configuration of vLLM's, or it names no model.
     """
+    if (container := find_container(text, _IMAGE)) is not None:
+        return _contained(container)
     command = _COMMAND.search(text)
     if command is not None:
         line = text.count("\n", 0, command.start()) + 1
@@ -35,6 +39,30 @@ def read_vllm(text: str) -> Draft:
     else:
         fields = read_yaml(text)
     return native_draft(fields, "model")
+
+
+def _contained(container: Container) -> Draft:
+    """A configuration of what a container serves, with the port and the folders of the machine.
+
+    Raises:
+        UnreadableError: its command names no model.
+    """
+    # The image begins the command, unless it is given whole.
+    words = container.command
+    whole = _COMMAND.search(shlex.join(words))
+    words = shlex.split(whole["rest"]) if whole is not None else words
+    draft = native_draft(Fields(dict(_flags(words)), lines={(): container.line}), "model")
+    draft.server["port"] = container.ports.get(draft.server["port"], draft.server["port"])
+    for section in draft.backends.values():
+        model = section["model"]
+        section["model"] = container.path(model)
+        if model.startswith("/") and section["model"] == model:
+            draft.left.append(
+                Left(container.line, "model", f"'{model}' is a folder of the container: name this machine's")
+            )
+    for name in container.others:
+        draft.left.append(Left(0, f"services.{name}", "one server is imported at a time: give its command by itself"))
+    return draft
 
 
 def native_draft(fields: Fields, model: str) -> Draft:

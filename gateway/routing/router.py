@@ -73,7 +73,13 @@ class Router:
             plan = self._lora_plan(request.model)
         if plan is not None:
             return plan
-        raise ModelNotFound(f"The model '{request.model}' does not exist.", param="model", code="model_not_found")
+        hint = self._same_letters(request.model)
+        raise ModelNotFound(f"The model '{request.model}' does not exist{hint}.", param="model", code="model_not_found")
+
+    def _same_letters(self, model: str) -> str:
+        """The end of a sentence that names the model which differs in its case alone, if there is one."""
+        name = next((name for name in (*self._routes, *self._fixed) if name.lower() == model.lower()), None)
+        return "" if name is None else f"; did you mean '{name}'? Case matters"
 
     def _plan(self, name: str, request: Request, headers: Mapping[str, str]) -> Plan | None:
         if (route := self._routes.get(name)) is not None:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.app import create_app
 from gateway.config import ConfigError, parse
-from gateway.listed_models import probed
+from gateway.listed_models import probed, with_listed
 from tests.faults.upstream import Asked, Hang, Step, response, upstream
 from tests.gateway.serving import listening, running, scripted
 
@@ -87,6 +87,14 @@ async def test_a_gateway_over_a_gateway_lists_its_context_lengths(kind: str, pat
             # Triton's protocol has no field for it.
             assert listed == dict.fromkeys("ab", None if kind == "triton" else 4096)
             assert (await client.get("/v1/models/a")).json().get("max_model_len") == listed["a"]
+
+
+@pytest.mark.parametrize(("path", "hint"), [("", "has `url` to end in /v1?"), ("/v1", r"name them as endpoints")])
+async def test_a_server_that_lists_no_models_may_have_another_url(path: str, hint: str) -> None:
+    async with upstream(lambda _: (response(b"{}", "404 Not Found"),)) as there:
+        config = parse(f'[backends.far]\nkind = "openai"\nurl = "{there.url}{path}"\n')
+        with pytest.raises(ConfigError, match=f"backends.far: it lists no models; {hint}"):
+            await asyncio.to_thread(with_listed, config)
 
 
 async def test_the_configuration_names_the_keys_variable_and_not_the_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 from litestar import Litestar
@@ -26,8 +25,7 @@ from backends.native.demo import WEIGHTS
 from gateway.app import create_app
 from gateway.config import parse
 from tests.deploy.images import instructions
-from tests.gateway.processes import Gateway, until
-from tests.gateway.serving import MESSAGES, chat, figures, listening, running
+from tests.gateway.serving import chat, figures, listening, running
 from tests.missing_tools import missing, needs_engine
 from tests.shell.blocks import ROOT, Block, blocks
 from tests.shell.machine import Machine
@@ -137,36 +135,6 @@ async def test_an_engine_on_another_machine(
             answer = await chat(client, max_tokens=4, temperature=0)
             assert answer.status_code == 200, answer.text
             assert answer.json()["usage"]["completion_tokens"] > 0
-
-
-# --- servers
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        "gateway serve --backend http://10.0.0.5:8000",
-        pytest.param("gateway serve --config examples/gateway.toml", marks=needs_engine),
-    ],
-)
-async def test_a_server_of_the_readme(words: str, machine: Machine, tmp_path: Path) -> None:
-    (block,) = (block for block in blocks("sh") if block.page == "README.md" and words in block.code)
-    (line,) = (line for line in block.code.splitlines() if words in line)
-    (machine.here / ".venv").symlink_to(Path(sys.executable).parents[1])
-    (machine.here / "examples").symlink_to(ROOT / "examples")
-    machine.environment["INTERLINGUA_SERVE_PORT"] = "0"
-    async with listening(gateway(machine.folder / "remote")) as port:
-        addresses = {"10.0.0.5:8000": f"127.0.0.1:{port}"} if "10.0.0.5" in words else {}
-        log = tmp_path / "log"
-        with machine.running(block._replace(code=line), addresses, log) as process:
-            served = Gateway(process, log)
-            await asyncio.to_thread(until, lambda: served.greets() or process.poll() is not None, log)
-            assert process.poll() is None, log.read_text()
-            models = await asyncio.to_thread(httpx.get, f"{served.url}/v1/models")
-            asked = {"model": models.json()["data"][0]["id"], "messages": MESSAGES, "max_tokens": 4, "temperature": 0}
-            answer = await asyncio.to_thread(served.ask, "/v1/chat/completions", asked)
-            assert answer["choices"][0]["message"]["content"]
 
 
 # --- experiments

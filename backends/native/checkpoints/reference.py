@@ -120,7 +120,8 @@ def _find(model: str) -> Path | None:
 def _require_name(model: str) -> None:
     if model not in PACKAGED and (hub.parse(model) is None or model.startswith((".", "/", "~"))):
         names = ", ".join(PACKAGED)
+        home = " (the shell alone knows ~: write the whole path)" if model.startswith("~") else ""
         raise CheckpointError(
-            f"there is no folder or file '{model}'; a model is a folder, a GGUF file, one of {names}, "
+            f"there is no folder or file '{model}'{home}; a model is a folder, a GGUF file, one of {names}, "
             "or owner/name of the hub"
         )

@@ -38,6 +38,15 @@ async def test_any_reply_shows_that_the_server_was_reached(status: str, failures
     assert [entry["event"] for entry in logs] == ["backend.reached" if status == "200 OK" else "backend.refused"]
 
 
+async def test_a_web_page_is_no_server() -> None:
+    async with upstream(lambda _: (response(b"<html>", type="text/html; charset=utf-8"),)) as there:
+        with capture_logs() as logs:
+            await checked(there.url)
+    assert [(entry["event"], entry["why"]) for entry in logs] == [
+        ("backend.refused", "it answers with a web page (text/html): is `url` right?")
+    ]
+
+
 async def test_a_server_without_a_reply_is_loading_and_the_reason_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_check, "CHECK_TIMEOUT", 0.05)
     async with upstream(lambda _: (Hang(),)) as there:

@@ -36,6 +36,29 @@ trust-remote-code: false
 dtype: half
 max_num_seqs: 32
 """
+DOCKER = """\
+# after the examples of vLLM
+docker run -d --runtime nvidia --gpus '"device=0"' --ipc=host \\
+    -v ~/.cache/huggingface:/root/.cache/huggingface -v $(pwd)/models:/workspace \\
+    -e NCCL_P2P_DISABLE=1 --publish=127.0.0.1:9898:8000 \\
+    vllm/vllm-openai:v0.7.2 \\
+    --model /workspace/qwen --max_model_len 2048 --tool-call-parser hermes
+echo --max-num-seqs 3
+"""
+COMPOSE = """\
+services:
+  other: {image: redis}
+  llm:
+    image: vllm/vllm-openai:latest
+    ports: ["8080:8000"]
+    volumes:
+      - hub:/root/.cache/huggingface
+      - {type: bind, source: /data/models, target: /models}
+    command: COMMAND
+  more:
+    image: vllm/vllm-openai:latest
+    command: ["--model", "x/y"]
+"""
 
 
 def checked(draft: Draft, tmp_path: Path) -> dict[str, Any]:
@@ -74,6 +97,42 @@ def test_the_yaml_of_vllm(tmp_path: Path) -> None:
         "max_sequences": 32,
     }
     assert [str(left) for left in draft.left] == ["line 3: uvicorn-log-level: pass --log-level"]
+
+
+def test_a_container_of_vllm(tmp_path: Path) -> None:
+    draft = read_vllm(DOCKER)
+    config = checked(draft, tmp_path)
+    assert config["server"] == {"port": 9898}
+    assert config["backends"]["qwen"] == {
+        "kind": "native",
+        "model": "models/qwen",
+        "context_length": 2048,
+        "tool_format": "hermes",
+    }
+    assert draft.left == []
+    elsewhere = read_vllm(DOCKER.replace("-v $(pwd)/models:/workspace", "-v models:/workspace"))
+    assert [str(left) for left in elsewhere.left] == [
+        "line 2: model: '/workspace/qwen' is a folder of the container: name this machine's"
+    ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ">\n      --model /models/qwen\n      --served-model-name qwen\n      --max-model-len 2048",
+        ">\n      vllm serve /models/qwen\n      --max-model-len 2048",
+        '["--model", "/models/qwen", "--max-model-len=2048"]',
+        "[python3, -m, vllm.entrypoints.openai.api_server, --model, /models/qwen, --max-model-len, 2048]",
+    ],
+)
+def test_a_compose_file_with_vllm(command: str, tmp_path: Path) -> None:
+    draft = read_vllm(COMPOSE.replace("COMMAND", command))
+    config = checked(draft, tmp_path)
+    assert config["server"] == {"port": 8080}
+    assert config["backends"]["qwen"] == {"kind": "native", "model": "/data/models/qwen", "context_length": 2048}
+    assert [str(left) for left in draft.left] == [
+        "services.more: one server is imported at a time: give its command by itself"
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "vllm serve", "vllm serve 'x", "serve x", "max-model-len: 3\n", "[1]"])

@@ -96,11 +96,12 @@ def test_a_folder_that_cannot_be_read_is_refused(files: Mapping[str, object], wh
 
 @pytest.mark.parametrize("name", ["nowhere", "./no/where", "/no/where", "a/b/c", "~/model"])
 def test_what_is_nowhere_is_refused_with_what_could_be_named(name: str) -> None:
+    hint = " (the shell alone knows ~: write the whole path)" if name.startswith("~") else ""
     for act in (check, lambda model: prepare(model, print)):
         with pytest.raises(CheckpointError) as raised:
             act(name)
         assert str(raised.value) == (
-            f"there is no folder or file '{name}'; a model is a folder, a GGUF file, one of smollm2, minilm, "
+            f"there is no folder or file '{name}'{hint}; a model is a folder, a GGUF file, one of smollm2, minilm, "
             "or owner/name of the hub"
         )
 
