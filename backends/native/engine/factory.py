@@ -368,15 +368,15 @@ def _assemble(
         constraints=Constraints.load(options.model, loaded.vocab_size, loaded.eos_token_ids),
         hidden=hidden,
         speculation=Speculation(source) if source or (options.speculation and runner.speculates) else None,
-        loras=_loras(loaded.model, options, runner.execution_path),
+        loras=_loras(loaded.model, options, runner),
         overlaps=can_overlap(runner, loaded.model.device),
     )
     return engine, ready
 
 
-def _loras(model: Any, options: EngineOptions, execution_path: str) -> LoraTable:
+def _loras(model: Any, options: EngineOptions, runner: Runner) -> LoraTable:
     """The LoRA adapters of the options, and what loads others, if the options allow it."""
     if not options.lora_folder:
         return LoraTable(options.lora_adapters)
-    check = partial(why_not_adapted, model, execution_path=execution_path)
-    return LoraTable(options.lora_adapters, model, check)
+    check = partial(why_not_adapted, model, execution_path=runner.execution_path)
+    return LoraTable(options.lora_adapters, model, check, runner.lora_adapters_changed)

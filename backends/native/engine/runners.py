@@ -13,6 +13,7 @@ from backends.native.engine.devices import OUT_OF_MEMORY, free_memory, release_m
 from backends.native.engine.errors import LoadError
 from backends.native.engine.loading.stacking_check import find_stacking
 from backends.native.engine.loading.weights import LoadedModel
+from backends.native.engine.lora.slots import LoraSlots
 from backends.native.engine.multimodal.profiling import find_processor, make_embedder
 from backends.native.engine.parallel.gang import Gang, LeadingGang
 from backends.native.engine.parallel.runner import LeadingRunner
@@ -84,6 +85,9 @@ def packed_runner(
         LoadError: no cache fits into the memory, or images cannot be served.
     """
     probe = probe_runner(loaded, options, gang)
+    lora_slots = LoraSlots(loaded.model)
+    if probe.cache.spare_blocks and probe.states is None:
+        lora_slots.reserve()  # before the cache takes what is left
     embedder = None if options.text_only or gang is not None else _embedder(loaded, options)
     step_bytes = _step_bytes(loaded, probe, embedder, options)
     wanted = CacheSizes(_wanted_blocks(loaded, options), options.max_sequences)
@@ -101,7 +105,14 @@ def packed_runner(
     cache, names = probe.cache.resized(sizes.blocks), tuple(options.lora_adapters)
     if isinstance(gang, LeadingGang):
         return LeadingRunner(loaded.model, cache, gang), sizes
-    runner = PackedRunner(loaded.model, cache, embedder=embedder, lora_adapters=names, snapshots=sizes.snapshots)
+    runner = PackedRunner(
+        loaded.model,
+        cache,
+        embedder=embedder,
+        lora_adapters=names,
+        snapshots=sizes.snapshots,
+        lora_slots=lora_slots,
+    )
     return runner, sizes
 
 

@@ -2,18 +2,19 @@
 
 The linear layers that a LoRA adapter was trained for are wrapped; nothing else of the model is touched. A context
 variable, set while the runner is inside `adapting(...)`, maps the rows of a step to LoRA adapters, so that models need
-not pass anything through. The one thing to know: a wrapped layer must be given all rows of the step, in order. The
-check at load (`lora_check`) finds models with a layer that gets others (an expert's).
+not pass anything through: by spans of rows here, by slots (`slots`) in a step of a graph. The one thing to know: a
+wrapped layer must be given all rows of the step, in order. The check at load (`lora_check`) finds models with a layer
+that gets others (an expert's).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -38,9 +39,17 @@ LoraAdapter = Mapping[str, LowRank]
 """By the name of the layer in the model."""
 
 
+class Rows(Protocol):
+    """Whose the rows of a step are."""
+
+    def add_to(self, product: Tensor, rows: Tensor, layer: LoraLinear) -> None:
+        """Add to `product` [rows, out_features], in place, what their LoRA adapters say of `rows`."""
+        ...
+
+
 @dataclass(slots=True, frozen=True, eq=False)
 class Spans:
-    """Whose the rows of a step are.
+    """Rows by the spans that LoRA adapters have of them. Implements `Rows`.
 
     Attributes:
         rows: how many the step has.
@@ -50,15 +59,34 @@ class Spans:
     rows: int
     adapted: Seq[tuple[str, int, int]]
 
+    def add_to(self, product: Tensor, rows: Tensor, layer: LoraLinear) -> None:
+        """See `Rows`."""
+        check_rows(rows, self.rows)
+        for name, start, end in self.adapted:
+            found = layer.by_name.get(name)
+            if found is not None:
+                product[start:end].addmm_(functional.linear(rows[start:end], found.a), found.b)
 
-_current: ContextVar[Spans | None] = ContextVar("interlingua_lora", default=None)
+
+def check_rows(rows: Tensor, count: int) -> None:
+    """Rows are assigned by their index: a layer that gets a part of them would give them to the wrong sequences."""
+    if len(rows) != count:
+        raise RuntimeError(f"an adapted layer was given {len(rows)} of a step's {count} rows")
+
+
+_current: ContextVar[Rows | None] = ContextVar("interlingua_lora", default=None)
+
+
+def adapting(works: Seq[Work]) -> AbstractContextManager[None]:
+    """Give the tokens of `works`, which the model called inside is run on, their sequences' LoRA adapters."""
+    found = spans(works)
+    return adapting_rows(found if found.adapted else None)
 
 
 @contextmanager
-def adapting(works: Seq[Work]) -> Iterator[None]:
-    """Give the tokens of `works`, which the model called inside is run on, their sequences' LoRA adapters."""
-    found = spans(works)
-    token = _current.set(found if found.adapted else None)
+def adapting_rows(rows: Rows | None) -> Iterator[None]:
+    """Have the model called inside run on `rows`; None: none has a LoRA adapter."""
+    token = _current.set(rows)
     try:
         yield
     finally:
@@ -85,12 +113,17 @@ class LoraLinear(nn.Module):
     """Takes the place of a linear layer, of whatever kind.
 
     It has no `weight`: model code that multiplied by that itself would pass the LoRA adapters by.
+
+    Attributes:
+        by_name: of each LoRA adapter that has something for the layer, what it adds.
+        slots: those of `LoraSlots`, one after the other in one pair of matrices; None: the layer has none.
     """
 
     def __init__(self, linear: Any, by_name: Mapping[str, LowRank]) -> None:
         super().__init__()
         self._linear = linear
         self.by_name = dict(by_name)
+        self.slots: LowRank | None = None
         # Its widths, which are those of the layer that it wraps.
         for width in ("in_features", "out_features", "nx", "nf"):
             if hasattr(linear, width):
@@ -102,18 +135,8 @@ class LoraLinear(nn.Module):
         product: Tensor = self._linear.forward(rows)
         current = _current.get()
         if current is not None:
-            self._add(rows.flatten(0, -2), product.flatten(0, -2), current)
+            current.add_to(product.flatten(0, -2), rows.flatten(0, -2), self)
         return product
-
-    def _add(self, rows: Tensor, product: Tensor, current: Spans) -> None:
-        """Add to `product`, in place, what the LoRA adapters say."""
-        # Rows are assigned by their index: a layer that gets a part of them would give them to the wrong sequences.
-        if len(rows) != current.rows:
-            raise RuntimeError(f"an adapted layer was given {len(rows)} of a step's {current.rows} rows")
-        for name, start, end in current.adapted:
-            found = self.by_name.get(name)
-            if found is not None:
-                product[start:end].addmm_(functional.linear(rows[start:end], found.a), found.b)
 
 
 def inject_lora(model: Any, lora_adapters: Mapping[str, LoraAdapter]) -> None:

@@ -26,13 +26,21 @@ class LoraTable:
         names: of those that the model was started with.
         model: the model; None: nothing can be loaded.
         check: see `Check`.
+        on_loaded: called when the model has another LoRA adapter.
     """
 
-    def __init__(self, names: Iterable[str] = (), model: Any = None, check: Check = lambda _: None) -> None:
+    def __init__(
+        self,
+        names: Iterable[str] = (),
+        model: Any = None,
+        check: Check = lambda _: None,
+        on_loaded: Callable[[], None] = lambda: None,
+    ) -> None:
         self.keys = {name: name for name in names}
         """The key of each name that a sequence may ask for."""
         self._model = model
         self._check = check
+        self._on_loaded = on_loaded
         self._checked: set[str] = set()
         self._numbers = count(1)
         self._retired: set[str] = set()
@@ -58,6 +66,7 @@ class LoraTable:
         inject_lora(self._model, {key: found})
         self._retire(name)
         self.keys[name] = key
+        self._on_loaded()
 
     def unload(self, name: str) -> None:
         """Let no further sequence ask for the LoRA adapter `name`.

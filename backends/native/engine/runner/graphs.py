@@ -2,10 +2,11 @@
 
 A graph replays the same kernels on the same addresses. So a step's inputs are copied to where all graphs read them, the
 batch is padded to one of a few sizes, and what a kernel must know of lengths it reads on the device. Padding rows have
-a spare block of the cache to themselves. Prompts, drafts, LoRA adapters and recurrent states run without graphs.
+a spare block of the cache to themselves. Steps with LoRA adapters have graphs of their own, in which each row says in
+which slot its LoRA adapter is (`lora.slots`). Prompts, drafts and recurrent states run without graphs.
 
 A graph is used only if its logits are those of the same step without it. Otherwise, or if a step cannot be captured (it
-waits for the device, or asks for lengths on the host), one line of the log says why, and no graph is used.
+waits for the device, or asks for lengths on the host), one line of the log says why, and no graph of its kind is used.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from backends.native.engine.attention.interface import AttentionMetadata
 from backends.native.engine.devices import ExtraArrays, refusing_waits, send
+from backends.native.engine.lora.slots import NO_SLOT
 
 log = structlog.get_logger()
 
@@ -32,8 +34,8 @@ VARIABLE = "INTERLINGUA_GRAPHS"
 """0: no graphs."""
 
 Replay = Callable[[], object]
-Forward = Callable[[Tensor, Tensor, AttentionMetadata, Tensor], Tensor]
-"""Tokens, wanted rows, metadata and positions to logits."""
+Forward = Callable[[Tensor, Tensor, AttentionMetadata, Tensor, Tensor | None], Tensor]
+"""Tokens, wanted rows, metadata, positions, and the slots of LoRA adapters if there are any, to logits."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +50,7 @@ class DecodeInputs:
         contexts: tokens of each sequence up to the end of the step.
         tables: [sequences * width], blocks.
         width: blocks of a sequence in `tables`.
+        lora: the slots of LoRA adapters, of a step in which any row has one; else empty.
     """
 
     tokens: array[int]
@@ -57,12 +60,13 @@ class DecodeInputs:
     contexts: array[int]
     tables: array[int]
     width: int
+    lora: array[int]
 
     @classmethod
-    def nothing(cls) -> DecodeInputs:
-        """A step that is all padding."""
+    def nothing(cls, lora: array[int]) -> DecodeInputs:
+        """A step that is all padding, with LoRA adapters."""
         none = array("q")
-        return cls(none, none, none, none, none, none, width=1)
+        return cls(none, none, none, none, none, none, width=1, lora=lora)
 
     def padded(self, size: int, spare_block: int, block_size: int) -> tuple[array[int], array[int]]:
         """All but the tables of a step of `size` sequences, one after the other; and the tables."""
@@ -72,6 +76,8 @@ class DecodeInputs:
         joined += self.slots + array("q", [spare_block * block_size]) * lacking
         joined += self.contexts + array("q", [1]) * lacking
         joined += array("q", range(size + 1))  # rows that are wanted, and with one more where sequences begin
+        if self.lora:
+            joined += self.lora + array("q", [NO_SLOT]) * (size - len(self.lora))
         return joined, self.tables + array("q", [spare_block]) * (lacking * self.width)
 
 
@@ -120,7 +126,8 @@ class DecodeGraphs:
         self._sizes = [size for size in SIZES if size < sequences]
         self._sizes += [size for size in SIZES if size >= sequences][:1]
         self._capture = capture or capture_on_cuda
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+        """By the size, and whether rows have LoRA adapters."""
         # Where all graphs read: the numbers of `padded`, and the tables, whose rows are as long as the longest context.
         most = self._sizes[-1]
         self._numbers = torch.zeros(_numbers_of(most), dtype=torch.int64, device=device)
@@ -129,12 +136,31 @@ class DecodeGraphs:
     @torch.inference_mode()
     def capture(self) -> None:
         """Capture a step of each size, so that no request waits for it."""
+        self._graphs.clear()
+        self._capture_each(array("q"))
+
+    @torch.inference_mode()
+    def capture_lora(self, slots: int) -> bool:
+        """Capture a step of each size whose rows may have the LoRA adapters in so many slots.
+
+        Returns:
+            whether there is one of each size.
+        """
+        self._graphs = {key: graph for key, graph in self._graphs.items() if not key[1]}
+        # If the model cannot be captured without LoRA adapters, it cannot with them.
+        return bool(self._graphs and slots) and self._capture_each(array("q", range(slots)))
+
+    def _capture_each(self, lora: array[int]) -> bool:
+        """Capture a step of each size, its rows by turns with these slots, if any; keep all or none."""
+        found: dict[tuple[int, bool], _Graph] = {}
         for size in reversed(self._sizes):  # the largest first: the others fit into its memory
-            self._place(DecodeInputs.nothing(), size, None)
-            found = self._captured(size)
-            if found is None:
-                return
-            self._graphs[size] = found
+            self._place(DecodeInputs.nothing((lora * size)[:size]), size, None)
+            graph = self._captured(size, with_lora=bool(lora))
+            if graph is None:
+                return False
+            found[size, bool(lora)] = graph
+        self._graphs |= found
+        return True
 
     def forget(self) -> None:
         """Drop what was captured."""
@@ -143,7 +169,7 @@ class DecodeGraphs:
     def run(self, given: DecodeInputs, extra: ExtraArrays | None) -> Tensor | None:
         """Logits [sequences, vocabulary]; None: the step must run without a graph, and has changed nothing."""
         size = next((size for size in self._sizes if size >= len(given.tokens)), 0)
-        graph = self._graphs.get(size)
+        graph = self._graphs.get((size, bool(given.lora)))
         if graph is None:
             return None
         self._place(given, size, extra)
@@ -162,10 +188,10 @@ class DecodeGraphs:
         self._numbers[: len(numbers)].copy_(numbers)
         self._tables[:size, : given.width].copy_(blocks.view(size, given.width))
 
-    def _captured(self, size: int) -> _Graph | None:
+    def _captured(self, size: int, *, with_lora: bool) -> _Graph | None:
         def step() -> Tensor:
             # Metadata anew for each run: it keeps what layers share within a step.
-            return self._forward(*_parts(self._numbers, self._tables, size))
+            return self._forward(*_parts(self._numbers, self._tables, size, with_lora=with_lora))
 
         try:
             step()  # compiles kernels that must be compiled
@@ -181,8 +207,7 @@ class DecodeGraphs:
                 raise
             why = f"{type(raised).__name__}: {raised}"[:500]
         if why is not None:
-            self._graphs.clear()
-            log.warning("graph.not_used", sequences=size, why=why)
+            log.warning("graph.not_used", sequences=size, lora=with_lora, why=why)
             return None
         return _Graph(replay, logits)
 
@@ -198,17 +223,19 @@ def _code_of(error: torch.AcceleratorError) -> int:
 
 
 def _numbers_of(size: int) -> int:
-    """How many numbers `DecodeInputs.padded` makes of a step of `size` sequences, beside its tables."""
-    return 6 * size + 1
+    """The most numbers that `DecodeInputs.padded` makes of a step of `size` sequences, beside its tables."""
+    return 7 * size + 1
 
 
-def _parts(numbers: Tensor, tables: Tensor, size: int) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor]:
+def _parts(
+    numbers: Tensor, tables: Tensor, size: int, *, with_lora: bool
+) -> tuple[Tensor, Tensor, AttentionMetadata, Tensor, Tensor | None]:
     """Views of `DecodeInputs.padded` on the device, as the arguments of `Forward`."""
     tokens, places, positions, slots, contexts = numbers[: 5 * size].view(5, size)
-    starts = numbers[5 * size : _numbers_of(size)]
+    starts = numbers[5 * size : 6 * size + 1]
     metadata = AttentionMetadata(slots, [1] * size, _Unknown(), tables[:size], positions=places)
     metadata.device_starts, metadata.device_contexts = starts, contexts
-    return tokens, starts[:size], metadata, positions
+    return tokens, starts[:size], metadata, positions, numbers[6 * size + 1 : 7 * size + 1] if with_lora else None
 
 
 def capture_on_cuda(step: Callable[[], Tensor]) -> tuple[Replay, Tensor]:

@@ -28,6 +28,7 @@ from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.devices import ExtraArrays, send
 from backends.native.engine.lora.layers import adapting
+from backends.native.engine.lora.slots import LoraSlots
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.graphs import DecodeGraphs, DecodeInputs
 from backends.native.engine.runner.last_keys import last_keys
@@ -92,6 +93,10 @@ class Runner(Protocol):
         """Make the cache anew."""
         ...
 
+    def lora_adapters_changed(self) -> None:
+        """Take notice of LoRA adapters that the model has by now."""
+        ...
+
 
 class PackedRunner:
     """Many sequences in one `[1, tokens]` forward over a paged cache.
@@ -103,6 +108,7 @@ class PackedRunner:
         embedder: makes input embeddings of images; None: the model takes none.
         lora_adapters: names of the LoRA adapters in the model.
         snapshots: the most snapshots of recurrent state that are kept.
+        lora_slots: the model's, for graphs.
     """
 
     execution_path = "packed"
@@ -115,6 +121,7 @@ class PackedRunner:
         embedder: Embedder | None = None,
         lora_adapters: tuple[str, ...] = (),
         snapshots: int = 0,
+        lora_slots: LoraSlots | None = None,
     ) -> None:
         # Only the decoder's: towers for images keep the attention that they were loaded with, which has no KV cache.
         text_part(model).set_attn_implementation(NAME)
@@ -134,6 +141,7 @@ class PackedRunner:
         self.lora_adapters = lora_adapters
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._graphs: DecodeGraphs | None = None
+        self._lora_slots = lora_slots or LoraSlots(model)
 
     def capture_graphs(self, sequences: int, context: int) -> None:
         """Capture decode steps of up to so many sequences of up to `context` tokens, if they can be.
@@ -143,8 +151,22 @@ class PackedRunner:
         if self.states is None:
             size = self.cache.block_size
             width = table_width(context, size, doubling=True)
-            self._graphs = DecodeGraphs(self._logits, self._device, size, self.cache.blocks, sequences, width)
-            self._graphs.capture()
+            self._graphs = DecodeGraphs(self._decode_logits, self._device, size, self.cache.blocks, sequences, width)
+            self._capture(self._graphs)
+
+    def lora_adapters_changed(self) -> None:
+        """See `Runner`: graphs are captured anew if shapes have changed."""
+        # Not while asleep: they are captured at the wake-up.
+        if self._graphs is not None and self._lora_slots.reserve() and self.cache.blocks:
+            self._capture_lora(self._graphs)
+
+    def _capture(self, graphs: DecodeGraphs) -> None:
+        graphs.capture()
+        self._capture_lora(graphs)
+
+    def _capture_lora(self, graphs: DecodeGraphs) -> None:
+        if not graphs.capture_lora(self._lora_slots.count):
+            self._lora_slots.release()
 
     @property
     def takes_extra(self) -> bool:
@@ -173,11 +195,17 @@ class PackedRunner:
         # Kernels of accelerators run on shapes that stay the same until the longest context has doubled.
         pack = pack_of(works, self.cache.block_size, doubling=self._device.type != "cpu")
         if self._graphs is not None and _is_plain_decode(works):
-            logits = self._graphs.run(self._decode_inputs(pack, works), extra)
+            slots = self._slots_of(works)
+            logits = None if slots is None else self._graphs.run(self._decode_inputs(pack, works, slots), extra)
             if logits is not None:
                 return logits
         with adapting(works):
             return self.run_pack(pack, works, extra)
+
+    def _slots_of(self, works: Seq[Work]) -> array[int] | None:
+        """The slot of each work's LoRA adapter; empty: none has one. None: not all of them are in slots."""
+        names = [work.sequence.request.lora_adapter for work in works]
+        return self._lora_slots.place(names) if any(names) else array("q")
 
     def run_pack(self, pack: Pack, works: Seq[Work] = (), extra: ExtraArrays | None = None) -> Tensor:
         """The logits of a packed step.
@@ -215,6 +243,15 @@ class PackedRunner:
             ).logits[0]
         return logits if self._selects_rows else logits[rows]
 
+    def _decode_logits(
+        self, tokens: Tensor, rows: Tensor, metadata: AttentionMetadata, positions: Tensor, lora: Tensor | None
+    ) -> Tensor:
+        """Implements `graphs.Forward`."""
+        if lora is None:
+            return self._logits(tokens, rows, metadata, positions)
+        with self._lora_slots.adapting(lora):
+            return self._logits(tokens, rows, metadata, positions)
+
     def _embedded(self, ids: Tensor, works: Seq[Work]) -> dict[str, Tensor]:
         embeds = self._embedder.embed(ids, works) if self._embedder is not None else None
         # Never both: models of transformers refuse ids together with embeddings.
@@ -241,12 +278,12 @@ class PackedRunner:
         """See `Runner`."""
         self.cache = self.cache.resized(self._blocks)
         if self._graphs is not None:
-            self._graphs.capture()
+            self._capture(self._graphs)
 
-    def _decode_inputs(self, pack: Pack, works: Seq[Work]) -> DecodeInputs:
+    def _decode_inputs(self, pack: Pack, works: Seq[Work], lora: array[int]) -> DecodeInputs:
         positions = self._embedder.decode_positions(works) if self._embedder is not None else pack.positions
         width = len(pack.tables) // len(pack.ends)
-        return DecodeInputs(pack.ids, pack.positions, positions, pack.slots, pack.ends, pack.tables, width)
+        return DecodeInputs(pack.ids, pack.positions, positions, pack.slots, pack.ends, pack.tables, width, lora)
 
     def _sent(
         self, pack: Pack, works: Seq[Work], extra: ExtraArrays | None
@@ -290,6 +327,6 @@ def _is_plain_decode(works: Seq[Work]) -> bool:
 def _is_plain(work: Work) -> bool:
     request = work.sequence.request
     # The hook that collects embeddings is not called in a replay.
-    if work.drafts or request.pool or request.lora_adapter:
+    if work.drafts or request.pool:
         return False
     return not request.features or work.start >= len(request.prompt)

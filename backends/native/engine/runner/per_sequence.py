@@ -107,6 +107,9 @@ class PerSequenceRunner:
     def wake(self) -> None:
         """Do nothing."""
 
+    def lora_adapters_changed(self) -> None:
+        """Do nothing."""
+
     def _goes_on(self, work: Work) -> bool:
         """Whether the work is one token after those that the sequence's state has seen."""
         batch = self._batches.get(work.sequence)

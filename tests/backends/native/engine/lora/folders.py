@@ -21,6 +21,16 @@ TARGETS = {
     "gpt_oss": r".*(k_proj|o_proj)",
     "lfm2": r".*(in_proj|w2|q_proj)",
     "bloom": r".*(query_key_value|dense_4h_to_h)",
+    "qwen2": r".*(q_proj|v_proj|down_proj)",
+    "qwen3": r".*(q_proj|k_proj|up_proj)",
+    "mistral": r".*(v_proj|o_proj|gate_proj)",
+    "gemma3_text": r".*(q_proj|o_proj|gate_proj)",
+    "mpt": r".*(Wqkv|down_proj)",
+    "falcon": r".*(query_key_value|dense_4h_to_h)",
+    "gptj": r".*(q_proj|fc_out)",
+    "codegen": r".*(qkv_proj|fc_out)",
+    "llama4_text": r".*(q_proj|o_proj)",
+    "mixtral": r".*(q_proj|o_proj)",
 }
 
 

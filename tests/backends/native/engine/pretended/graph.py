@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from backends.native.engine.runner import graphs
 from tests.backends.native.engine.pretended.device import DeviceTensor, PretendedDevice, address
+from tests.backends.native.engine.pretended.kernels import pretend_triton
 from tests.backends.native.engine.pretended.trace import Operation
+
+
+@contextmanager
+def graphs_on(patch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
+    """A pretended device that captures."""
+    with PretendedDevice() as device:
+        patch.setattr(graphs, "capture_on_cuda", device.capture)
+        yield device
 
 
 class StepChecker:
@@ -68,19 +80,23 @@ class CheckedCapture:
     """Captures steps as `PretendedDevice.capture` does, and runs each of them before each replay without the graph.
 
     Attributes:
-        replays: how many there were.
+        device: the device.
+        captures: how many there were.
+        replays: likewise.
         whys: why a run could not have been a replay, or what a replay had computed otherwise.
     """
 
     def __init__(self, device: PretendedDevice) -> None:
+        self.captures = 0
         self.replays = 0
         self.whys: list[str] = []
-        self._device = device
+        self.device = device
 
     def __call__(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """See `PretendedDevice.capture`."""
-        replay, found = self._device.capture(step)
-        checker = StepChecker(self._device)
+        self.captures += 1
+        replay, found = self.device.capture(step)
+        checker = StepChecker(self.device)
 
         def checked_replay() -> None:
             self.replays += 1
@@ -93,6 +109,16 @@ class CheckedCapture:
                 self.whys.append(why)
 
         return checked_replay, found
+
+
+@contextmanager
+def checked_graphs(patch: pytest.MonkeyPatch) -> Iterator[CheckedCapture]:
+    """A pretended device with Triton's routines, whose captures and replays are checked."""
+    with graphs_on(patch) as device:
+        pretend_triton(patch, device)
+        checked = CheckedCapture(device)
+        patch.setattr(graphs, "capture_on_cuda", checked)
+        yield checked
 
 
 def _equal(found: Tensor, expected: Tensor) -> bool:

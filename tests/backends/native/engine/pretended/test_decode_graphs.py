@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.backends.native.engine.pretended.device import PretendedDevice
 from tests.backends.native.engine.pretended.engines import (
     SAMPLING,
     WIDE,
-    Heard,
     assert_same,
     counted,
     drive,
@@ -37,9 +35,9 @@ from tests.backends.native.engine.pretended.engines import (
     spoil_pages,
     wide,
 )
-from tests.backends.native.engine.pretended.graph import CheckedCapture
+from tests.backends.native.engine.pretended.graph import CheckedCapture, checked_graphs, graphs_on
 from tests.backends.native.engine.pretended.kernels import pretend_triton
-from tests.backends.native.engine.tiny import ADAPTED, EXPERTS, FAMILIES, RECURRENT, build, prompt
+from tests.backends.native.engine.tiny import ADAPTED, EXPERTS, FAMILIES, build, prompt
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, needs_compiler, counted]
 
@@ -52,13 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
     with graphs_on(monkeypatch) as device:
-        yield device
-
-
-@contextmanager
-def graphs_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[PretendedDevice]:
-    with PretendedDevice() as device:
-        monkeypatch.setattr(graphs, "capture_on_cuda", device.capture)
         yield device
 
 
@@ -128,32 +119,6 @@ def test_a_graph_with_other_logits_is_not_used(
     assert_same(found, drive(load(folder, "cpu", execution_path="packed")[0], asked()))
 
 
-@pytest.mark.parametrize("family", TARGETS if WIDE else ("llama",))
-def test_steps_with_lora_run_without_graphs(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first sequence has an adapter and ends before the others, whose steps are replayed from then on."""
-    folder = save(family, tmp_path / family)
-    adapters = {"first": str(save_lora(tmp_path / "first", build(family), TARGETS[family], 0))}
-    options: dict[str, Any] = {"execution_path": "packed", "lora_adapters": adapters}
-    requests = [structs.replace(asked()[0], lora_adapter="first"), *asked()[1:]]
-    expected = drive(load(folder, "cpu", **options)[0], requests)
-    with graphs_on(monkeypatch) as device:
-        pretend_triton(monkeypatch, device)
-        checked = CheckedCapture(device)
-        monkeypatch.setattr(graphs, "capture_on_cuda", checked)
-        engine, _ = load(folder, "cuda", **options)
-        checked.replays = 0
-        adapted: list[int] = []
-
-        def count(heard: dict[int, Heard]) -> None:
-            if not heard[0].ended:
-                adapted.append(checked.replays)
-
-        assert_same(drive(engine, requests, count), expected)
-        assert not any(adapted)
-        assert not checked.whys
-        assert bool(checked.replays) == (family not in RECURRENT)
-
-
 @pytest.mark.parametrize("lora", [False, pytest.param(True, marks=wide)])
 def test_weights_in_8_bits(lora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens are those of a model with the rounded weights; in float32, so that nothing else is rounded."""
@@ -168,13 +133,10 @@ def test_weights_in_8_bits(lora: bool, tmp_path: Path, monkeypatch: pytest.Monke
         requests[0] = structs.replace(requests[0], lora_adapter="first")
     expected = drive(load(tmp_path / "rounded", "cpu", **options)[0], requests)
     monkeypatch.setattr(weights, "pick_dtype", lambda *_: torch.float32)
-    with graphs_on(monkeypatch) as device:
-        pretend_triton(monkeypatch, device)
-        checked = CheckedCapture(device)
-        monkeypatch.setattr(graphs, "capture_on_cuda", checked)
+    with checked_graphs(monkeypatch) as checked:
         engine, ready = load(folder, "cuda", dtype="int8", **options)
         assert ready.dtype == "int8"
-        assert "multiply_int8" in {name for name, _ in device.trace.kernels}
+        assert "multiply_int8" in {name for name, _ in checked.device.trace.kernels}
         assert_same(drive(engine, requests), expected)
     assert checked.replays
     assert not checked.whys
