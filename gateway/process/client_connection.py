@@ -21,8 +21,8 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.config import Limits
-from gateway.http.answering import FLOW_EXTENSION
-from gateway.http.entrance import CERTIFICATE_EXTENSION
+from gateway.http.client import FLOW_EXTENSION
+from gateway.http.entrance import CERTIFICATE_EXTENSION, Entrance
 from gateway.process.answer_cycle import AnswerCycle
 from gateway.process.client_transport import ClientTransport
 from gateway.process.request_head import END, Framing, Head, RefusedHead, check_part, read_head
@@ -51,17 +51,20 @@ class ClientConnection(HttpToolsProtocol):
     Args:
         limits: of requests and connections.
         on_refused: called with the status of a request that the application does not see; returns its request id.
+        entrance: asked first, without ASGI, what answers a request.
         arguments: uvicorn's.
     """
 
     transport: ClientTransport  # type: ignore[assignment]
     flow: _ReadGate
+    cycle: AnswerCycle
 
-    def __init__(self, limits: Limits, on_refused: Any, **arguments: Any) -> None:
+    def __init__(self, limits: Limits, on_refused: Any, entrance: Entrance, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.parser = None  # uvicorn's, which would read heads once more
         self._limits = limits
         self._on_refused = on_refused
+        self._entrance = entrance
         self._input = b""  # what has come and was not passed on
         self._left: int | Framing | None = None  # of the body that is being read; None between messages
         # For a head to begin or to be complete, the rest of a body, or an answer with too many requests behind it.
@@ -93,6 +96,8 @@ class ClientConnection(HttpToolsProtocol):
         """Forget what was to be read."""
         self._input, self._left, self._chunked = b"", None, None
         super().connection_lost(exc)
+        if self._is_answering():
+            self.cycle.lose_client()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes off the wire."""
@@ -145,7 +150,9 @@ class ClientConnection(HttpToolsProtocol):
             keep_alive=head.keeps_alive and not is_last,
             on_response=self.on_response_complete,
         )
-        self._start_asgi_task(self.cycle, self.app)  # the request before has its answer (`_parse`)
+        # The request before has its answer (`_parse`).
+        work = self._entrance.ask(scope, self.cycle)
+        self._start_asgi_task(self.cycle, self.app if work is None else cast(Any, lambda *_: work))
 
     def _pass_on(self, body: bytes, *, is_last: bool) -> None:
         """Pass on a piece of the request's body."""
@@ -322,8 +329,8 @@ class ClientConnection(HttpToolsProtocol):
         if self._is_answering():
             # The body of a request that is being read turned out to be wrong: its handler learns that the client is
             # gone, and nothing more is written for it.
-            answered, cycle.disconnected = cycle.response_started, True
-            cycle.message_event.set()
+            answered = cycle.response_started
+            cycle.lose_client()
         else:
             answered = False
         if not answered:
@@ -343,7 +350,7 @@ class _ReadGate(FlowControl):
 
     Attributes:
         held: whether it is.
-        gathers: as of `gateway.http.answering.Flow`.
+        gathers: as of `gateway.http.client.Flow`.
     """
 
     gathers = False
