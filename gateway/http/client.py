@@ -8,7 +8,7 @@ client that leaves or for back-pressure. Our own server's connections are client
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from litestar.types import HTTPScope, Receive, Send
@@ -38,7 +38,13 @@ class Flow(Protocol):
 
 
 class Client(Protocol):
-    """Who has sent a request."""
+    """Who has sent a request.
+
+    Attributes:
+        headers: the request's as text, by name, if they are known already; None: they are to be decoded.
+    """
+
+    headers: Mapping[str, str] | None
 
     @property
     def flow(self) -> Flow | None:
@@ -88,6 +94,7 @@ class AsgiClient:
         self.receive = receive
         self.send = send
         self.flow = flow
+        self.headers: Mapping[str, str] | None = None
         self._pending: PendingMessage | None = None
 
     @classmethod

@@ -265,7 +265,8 @@ class RequestHandler:
         """
         service, route = self._service, self._operation.route
         # The key comes before the body: nobody without one makes the server buffer megabytes.
-        headers = decode_headers(self._scope["headers"])
+        client = self._client
+        headers = decode_headers(self._scope["headers"]) if client.headers is None else client.headers
         self._observer.trace(headers, self._scope, route.path)
         if route.kind == "manage":
             self._account.key = service.keys.check_admin(headers)
@@ -274,7 +275,6 @@ class RequestHandler:
         # Before the body, too: under overload a refusal must cost little.
         if route.kind not in ("describe", "object"):
             self._admit(headers)
-        client = self._client
         body = await read_body(client.receive, headers, service.limits, form=route.form, whole=client.take_body())
         if body is None:
             return None

@@ -8,7 +8,7 @@ leaves is reported without a task or a future that waits for it. ASGI stays for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -21,6 +21,7 @@ _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 class AnswerCycle(RequestResponseCycle):
     """uvicorn's request-response cycle, which is a `gateway.http.client.Client`."""
 
+    headers: Mapping[str, str] | None = None
     flow: Any  # has `gateway.http.client.Flow`, too
     _is_read = False  # the body, to its end
     _leave: Callable[[], object] | None = None

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gateway.config import Limits
 from gateway.http.entrance import Entrance
 from gateway.process.client_connection import ClientConnection
+from gateway.process.request_head import HeadReader
 
 _RESERVED_FILES = 64
 _FEWEST = 8
@@ -33,6 +34,7 @@ class Connections:
         free = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVED_FILES) // 2
         self._limits = replace(limits, max_connections=max(_FEWEST, min(limits.max_connections, free)))
         self._on_refused = on_refused
+        self._heads = HeadReader(limits)
         self._entrance = entrance
         self._open: set[Any] = set()
         self._sweeping = False
@@ -42,7 +44,7 @@ class Connections:
 
     def __call__(self, **arguments: Any) -> ClientConnection:
         """Make the protocol of a new connection."""
-        made = ClientConnection(self._limits, self._on_refused, self._entrance, **arguments)
+        made = ClientConnection(self._limits, self._on_refused, self._heads, self._entrance, **arguments)
         # uvicorn's set, to which a connection adds itself when it is made, and which it leaves when it is lost.
         self._open = made.connections
         if not self._sweeping:
