@@ -8,8 +8,9 @@ gets a status of its own; after it a failure is written as the protocol's own er
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
 from time import monotonic
+from typing import TypeVar
 
 import structlog
 from litestar.types import HTTPResponseBodyEvent
@@ -44,6 +45,7 @@ from schemas.errors import (
 from schemas.ir import Delta, Events, Generate, Request, Usage
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 _END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
 # RFC 9112, section 9.3: a server reads the whole request body or closes the connection after its response; otherwise
@@ -186,49 +188,61 @@ class Responder:
             # A remote that is not asked for a stream sends nothing before its end. Its events are for `Fold` then, and
             # not to be relayed.
             asked = replace(asked, stream=True, origin=None)
+        observed = account.exposure is not None and not self._service.draining
+        if target.whole is not None and not (request.stream or request.keeps_partial or observed or target.filters):
+            batch = self._begin_answer(await self._in_time(target.whole.answer(asked)))
+            await self._whole(request, batch)
+            return
         events = target.backend.generate(asked)
         if target.filters is not None:
             events = target.filters.answer(events)
         if request.keeps_partial:
             events = until_timeout(events, request)
         # While draining no pair is begun: its work in the background could be cancelled before its end.
-        if account.exposure is not None and not self._service.draining:
+        if account.exposure is not None and observed:
             events = account.exposure.observe(events, request, target)
         if request.stream and (flow := self._client.flow) is not None and flow.gathers:
             events = read_ahead(events)
         try:
-            first = await self._first(events)
-            if not first:  # None: the generator ended without an event
-                raise Incomplete("The backend's answer stopped before it began.")
-            account.first_event = monotonic() - account.began
-            account.stage = "stream"
+            first = self._begin_answer(await self._in_time(anext(events, None)))
             await (self._stream if request.stream else self._whole)(request, first, events)
         finally:
             # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
 
-    async def _first(self, events: AsyncGenerator[Events, None]) -> Events | None:
-        """The first batch of events; None if there is none.
+    def _begin_answer(self, first: Events | None) -> Events:
+        """Note that the first batch of events is there; None: the generator ended without an event."""
+        if not first:
+            raise Incomplete("The backend's answer stopped before it began.")
+        self._account.first_event = monotonic() - self._account.began
+        self._account.stage = "stream"
+        return first
+
+    async def _in_time(self, first: Awaitable[T]) -> T:
+        """The first batch of events.
 
         Raises:
             schemas.errors.BackendTimeout: it did not come in the time that the client allows.
         """
         account = self._account
         if account.time_allowed is None:
-            return await anext(events, None)
+            return await first
         try:
             async with asyncio.timeout(account.time_allowed - (monotonic() - account.began)):
-                return await anext(events, None)
+                return await first
         except TimeoutError:
             raise BackendTimeout("No answer began in the time that the request allows.") from None
 
-    async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
+    async def _whole(
+        self, request: Generate, batch: Events, events: AsyncGenerator[Events, None] | None = None
+    ) -> None:
         account, fold = self._account, Fold()
         account.note_reasons(batch)
         fold.feed(batch)
-        async for batch in events:
-            account.note_reasons(batch)
-            fold.feed(batch)
+        if events is not None:
+            async for batch in events:
+                account.note_reasons(batch)
+                fold.feed(batch)
         answer = fold.completion()
         account.stage = "encode"
         account.usage = answer.usage
