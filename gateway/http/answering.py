@@ -218,17 +218,18 @@ class Responder:
         self._account.stage = "stream"
         return first
 
-    async def _in_time(self, first: Awaitable[T]) -> T:
+    def _in_time(self, first: Awaitable[T]) -> Awaitable[T]:
+        """What the first batch of events is awaited by."""
+        return first if self._account.time_allowed is None else self._in_time_allowed(first, self._account.time_allowed)
+
+    async def _in_time_allowed(self, first: Awaitable[T], allowed: float) -> T:
         """The first batch of events.
 
         Raises:
             schemas.errors.BackendTimeout: it did not come in the time that the client allows.
         """
-        account = self._account
-        if account.time_allowed is None:
-            return await first
         try:
-            async with asyncio.timeout(account.time_allowed - (monotonic() - account.began)):
+            async with asyncio.timeout(allowed - (monotonic() - self._account.began)):
                 return await first
         except TimeoutError:
             raise BackendTimeout("No answer began in the time that the request allows.") from None

@@ -157,7 +157,7 @@ class ClientConnection(HttpToolsProtocol):
         self.cycle.headers = head.text
         # The request before has its answer (`_parse`).
         work = self._entrance.ask(scope, self.cycle)
-        self._start_asgi_task(self.cycle, self.app if work is None else cast(Any, lambda *_: work))
+        self._start_asgi_task(self.cycle, self.app if work is None else lambda *_: work)
 
     def _pass_on(self, body: bytes, *, is_last: bool) -> None:
         """Pass on a piece of the request's body."""
@@ -251,13 +251,12 @@ class ClientConnection(HttpToolsProtocol):
                     self._waits_since = self.loop.time()
                 self.flow.hold(len(self._input) > _MOST_AHEAD)
                 return
+            if self._left is None and not self._head():
+                return
             if self._left is Framing.CHUNKED:
                 self._feed_chunks()
                 return
-            if self._left is None:
-                if not self._head():
-                    return
-            else:
+            if self._left is not None and self._input:
                 self._body(self._left)
 
     def _head(self) -> bool:

@@ -101,6 +101,7 @@ class KeyStores:
 
     Attributes:
         responses: None: no responses are stored.
+        keeps: whether there are objects.
 
     Args:
         responses: likewise.
@@ -108,7 +109,7 @@ class KeyStores:
         leases: of the workers that make answers in the background.
     """
 
-    __slots__ = ("_leases", "_objects", "responses")
+    __slots__ = ("_leases", "_objects", "keeps", "responses")
 
     def __init__(
         self,
@@ -117,6 +118,7 @@ class KeyStores:
         leases: Leases | None = None,
     ) -> None:
         self.responses = responses
+        self.keeps = objects is not None
         self._objects = objects
         self._leases = leases
 
@@ -159,11 +161,6 @@ class KeyStores:
             await self._keep(Put(record.kind, record.id, record.data, record.entries))
         if record.append is not None:
             await self._keep(record.append)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether there are objects."""
-        return self._objects is not None
 
     @property
     def objects(self) -> KeyObjects:
