@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping
 from enum import StrEnum
 from operator import attrgetter
-from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -175,48 +174,25 @@ class ScoresTexts(Protocol):
         ...
 
 
-class EngineCommand(msgspec.Struct, frozen=True):
-    """How a supervisor starts an engine of a backend (`StartsEngines`).
-
-    Attributes:
-        arguments: the program and its arguments.
-        address: where it listens.
-        warm: whether the program only prepares itself and then waits for a line on standard input, so that a second
-            process of it can be kept in waiting.
-    """
-
-    arguments: tuple[str, ...]
-    address: str
-    warm: bool = False
-
-
-@runtime_checkable
-class StartsEngines(Protocol):
-    """A backend's class whose engines a supervisor can start, so that workers share them."""
-
-    def engine_commands(self, options: Mapping[str, Any], path: Path) -> tuple[EngineCommand, ...]:
-        """The commands that start the engines; none, if the backend runs in the worker.
-
-        Args:
-            options: the backend's.
-            path: the engines' sockets are to be beside it, with names that begin like its.
-
-        Raises:
-            msgspec.ValidationError: the options are wrong.
-        """
-        ...
-
-    def shared_options(self, options: Mapping[str, Any], commands: Sequence[EngineCommand]) -> dict[str, Any]:
-        """The options for a worker that is to use the engines of these commands."""
-        ...
-
-
 @runtime_checkable
 class WaitsForEngine(Protocol):
     """A backend whose requests wait for the next engine when theirs has ended."""
 
     def expect_no_engine(self) -> None:
         """Let requests fail at once when the engine ends: whoever would start the next one is gone."""
+        ...
+
+
+@runtime_checkable
+class AnswersWhole(Protocol):
+    """A backend that can give a whole answer at once, which takes less than a generator of one batch."""
+
+    async def answer(self, request: Generate) -> Events:
+        """All events of the answer to a request that is not for a stream, as `Backend.generate` yields them.
+
+        Raises:
+            schemas.errors.GatewayError: there is none. The request may go to another backend.
+        """
         ...
 
 

@@ -30,7 +30,7 @@ from gateway.http.api.usage import routes as usage
 from gateway.http.batches.handler import BatchWork
 from gateway.http.console import routes as console
 from gateway.http.entrance import BrowserGuard, Entrance, cors
-from gateway.http.routes import not_allowed, not_found, protocols, refuser, role_of
+from gateway.http.routes import not_allowed, not_found, over_asgi, protocols, refuser, role_of
 from gateway.mounts import Mounts
 from gateway.observability.telemetry import start as start_telemetry
 from gateway.registry import adapters, make_backends, make_filter
@@ -66,7 +66,7 @@ def create_app(
     own += [*usage.handlers(service), *organization.handlers(service), *console.handlers(service), *ui.handlers()]
     describe, openapi = _description(known, own)
     app = _Application(
-        [asgi("/", is_mount=True, copy_scope=False)(ask), *own, describe],
+        [asgi("/", is_mount=True, copy_scope=False)(over_asgi(ask)), *own, describe],
         # Errors of paths that Litestar serves itself; those of protocols are handled in `RequestHandler`.
         exception_handlers={HTTPException: _in_protocol(mounts), Exception: _in_protocol(mounts)},
         lifespan=[_lifespan(service, work)],

@@ -5,6 +5,7 @@ Each attempt is reported to its observer (`backends.observation`): when it is se
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 import msgspec
@@ -54,16 +55,39 @@ class Opened(msgspec.Struct, frozen=True, eq=False):
     """An answer that has begun.
 
     Attributes:
-        response: to be ended by the reader.
+        response: its head and body.
         stream: the rest of the answer; None if `events` are all of it.
         events: the first ones.
-        attempt: to be ended by the reader.
+        returns_ids: whether the codec reads token ids where servers send them.
+        attempt: who listens.
+        breaker: the server's.
     """
 
     response: Response
     stream: EventStream | None
     events: Events
+    returns_ids: bool
     attempt: Attempt
+    breaker: Breaker
+
+    def complete(self) -> None:
+        """End a complete answer."""
+        # The last chunk of the body may still be on its way; `finish` leaves the wait for it to the connection.
+        self.response.finish()
+        self.attempt.end()
+        self.breaker.record_success()
+
+    def failed(self, error: GatewayError) -> GatewayError:
+        """Count the failure of the rest of the answer; returns the error."""
+        self.attempt.end(error)
+        # The retrier counts failures of attempts; those after the first event are counted here, each once.
+        self.breaker.record_failure(error)
+        return error
+
+    def leave(self) -> None:
+        """Ask for nothing more. To be called at the end, whatever it is."""
+        self.attempt.end(asyncio.CancelledError())  # the client left, if it has not ended before
+        self.response.close()
 
 
 class Asking:
@@ -131,7 +155,7 @@ class Asking:
         except BaseException as error:
             observed.end(error)
             raise
-        return Opened(response, stream, events, observed)
+        return Opened(response, stream, events, codec.returns_token_ids(request), observed, self._breaker)
 
     async def _begin(
         self, response: Response, codec: ClientCodec, request: Generate, deadline: float

@@ -46,7 +46,7 @@ from schemas.left_out import left_out
 from schemas.origin import Relay, RelayedAnswer
 
 if TYPE_CHECKING:
-    from backends.remote.chat_text import ChatText
+    from backends.remote.chat_text import ChatText, EventReader
     from backends.remote.retokeniser import Retokeniser
 
 R = TypeVar("R", Generate, Embed, Relay)
@@ -241,26 +241,11 @@ class RemoteBackend:
 
         Closing the generator closes the connection, which is how the server learns to stop.
         """
-        request = self._without_lacking(self._with_remote_model(request))
-        timeouts = self._options.timeouts
-        # Set before the retries, so that waiting for a connection, pauses and all attempts share one deadline.
-        deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
+        opened, reader = await self._begun(request)
+        stream, ended = opened.stream, isinstance(opened.events[-1], Usage)
         try:
-            # Retries end here: once there are events, another attempt would generate a second answer.
-            opened, taken, ids = await self._begin(request, deadline)
-        except GatewayError as error:
-            raise self._redact(error) from None
-        # None where the server parses its answers, or where they are text and nothing else.
-        reader = self._chat.reader(request, taken) if self._chat is not None else None
-        response, stream, events = opened.response, opened.stream, opened.events
-        try:
-            # 1. The first batch. It alone has `Started`, which says where the token ids come from.
-            ended = isinstance(events[-1], Usage)
-            events = reader.feed(events) if reader is not None else events
-            filled = self._with_ids(events)
-            # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
-            retokenised = self._retokeniser is not None
-            yield marked(filled, id_source(response, from_server=ids and filled == events, retokenised=retokenised))
+            # 1. The first batch, which has `Started`.
+            yield self._first(opened, reader)
             # 2. The rest of a stream; each `read` has the idle timeout. Without a stream, the first batch was the whole
             # answer.
             while stream is not None and not ended:
@@ -268,27 +253,50 @@ class RemoteBackend:
                 ended = isinstance(events[-1], Usage)
                 # Text that may become a call is held back, and may be all of a batch.
                 if events := reader.feed(events) if reader is not None else events:
-                    yield self._with_ids(events) if retokenised else events
-            # 3. `Usage` is the last event. The last chunk of the body may still be on its way; `finish` leaves the wait
-            # for it to the connection.
-            response.finish()
-            opened.attempt.end()
-            self._breaker.record_success()
+                    yield events if self._retokeniser is None else self._retokeniser.fill(events)
+            # 3. `Usage` is the last event.
+            opened.complete()
         except GatewayError as error:
-            opened.attempt.end(error)
-            # The retrier counted failures of attempts; those after the first event are counted here, each once.
-            self._breaker.record_failure(error)
-            raise self._redact(error) from None  # the cause, in a traceback, could hold the key as well
+            raise self._redact(opened.failed(error)) from None  # the cause, in a traceback, could hold the key as well
         finally:
-            opened.attempt.end(asyncio.CancelledError())  # the client left, if it has not ended before
-            response.close()
+            opened.leave()
 
-    def _with_ids(self, events: Events) -> Events:
-        return events if self._retokeniser is None else self._retokeniser.fill(events)
+    async def answer(self, request: Generate) -> Events:
+        """Send a request that is not for a stream, and return all events of its answer."""
+        opened, reader = await self._begun(request)
+        try:
+            events = self._first(opened, reader)
+            opened.complete()
+        except GatewayError as error:
+            raise self._redact(opened.failed(error)) from None
+        finally:
+            opened.leave()
+        return events
 
-    async def _begin(self, request: Generate, deadline: float) -> tuple[Opened, Generate, bool]:
-        """The beginning of the answer, the request as it was sent, and whether the codec reads token ids where servers
-        send them.
+    async def _begun(self, request: Generate) -> tuple[Opened, EventReader | None]:
+        """The beginning of the answer to a request as a client sent it, and what finds tool calls in its text."""
+        request = self._without_lacking(self._with_remote_model(request))
+        timeouts = self._options.timeouts
+        # Set before the retries, so that waiting for a connection, pauses and all attempts share one deadline.
+        deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
+        try:
+            # Retries end here: once there are events, another attempt would generate a second answer.
+            return await self._begin(request, deadline)
+        except GatewayError as error:
+            raise self._redact(error) from None
+
+    def _first(self, opened: Opened, reader: EventReader | None) -> Events:
+        """The first batch of events. It alone has `Started`, which says where the token ids come from."""
+        retokeniser = self._retokeniser
+        events = opened.events if reader is None else reader.feed(opened.events)
+        filled = events if retokeniser is None else retokeniser.fill(events)
+        # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
+        from_server = opened.returns_ids and filled == events
+        source = id_source(opened.response, from_server=from_server, retokenised=retokeniser is not None)
+        return marked(filled, source)
+
+    async def _begin(self, request: Generate, deadline: float) -> tuple[Opened, EventReader | None]:
+        """The beginning of the answer.
 
         A conversation that may be shortened is: to the model's context length, if that is known, and then turn by turn,
         as long as the server says that it is too long.
@@ -309,7 +317,9 @@ class RemoteBackend:
             except ContextLengthExceeded as error:
                 refusal = error
                 continue
-            return opened, taken, codec.returns_token_ids(taken)
+            # No reader where the server parses its answers, or where they are text and nothing else.
+            reader = self._chat.reader(request, taken) if self._chat is not None else None
+            return opened, reader
         assert refusal is not None
         raise refusal
 

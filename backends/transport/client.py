@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from functools import lru_cache
 from typing import Any, Protocol
 
-from adapters.base import Headers, Outbound
+from adapters.base import Headers, Outbound, Reply
 from backends.transport.connection import Connection
 from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
@@ -48,6 +48,13 @@ class _DirectResponse(Response):
 
     def read(self, deadline: float | None) -> Coroutine[Any, Any, bytes]:
         return self._connection.read(deadline)  # not awaited here: one coroutine less for every chunk
+
+    async def reply(self, deadline: float | None) -> Reply:
+        # Most whole answers are a single read of the socket, head and all.
+        body = self._connection.take_whole(self._limit)
+        return (
+            await super().reply(deadline) if body is None else Reply(body, self.status, self.media_type, self.headers)
+        )
 
     def finish(self) -> None:
         if not self._ended:

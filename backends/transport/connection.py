@@ -136,6 +136,15 @@ class Connection(asyncio.Protocol):
             self._resume()
         return data
 
+    def take_whole(self, limit: int) -> bytes | None:
+        """The body if it has come as a whole and has at most `limit` bytes; None: it is to be read."""
+        if not self._complete or self._failure is not None or self._paused or self._buffered > limit:
+            return None
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        self._buffered = 0
+        return data
+
     def release(self) -> None:
         """End the exchange. Unless the response is complete, the socket is closed: that tells the upstream to stop."""
         # Unsent bytes: the upstream answered before it had read the whole request (a 413, say), and may never read the

@@ -11,7 +11,7 @@ import grpc
 from grpc import aio
 from litestar.types import HTTPScope
 
-from gateway.http.answering import FLOW_EXTENSION
+from gateway.http.client import AsgiClient
 from gateway.http.request import RequestHandler
 from gateway.http.timeouts import TIMEOUT_HEADER
 from gateway.mounts import Operation
@@ -82,7 +82,7 @@ class Caller:
         if (remaining := context.time_remaining()) is not None:
             headers = [header for header in headers if header[0].decode() != TIMEOUT_HEADER]
             headers.append((TIMEOUT_HEADER.encode(), b"%f" % max(remaining, _SHORTEST)))
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
             "path": path,
@@ -92,7 +92,7 @@ class Caller:
             "headers": headers,
             "client": _address(context.peer()),
             "server": None,
-            "extensions": {FLOW_EXTENSION: {"flow": _FLOW}},
+            "extensions": {},
         }
         return cast(HTTPScope, scope)
 
@@ -123,8 +123,8 @@ class RpcRequest:
         # This request counts itself, so `Service.full` compares with `>`.
         caller.service.running += 1
         try:
-            handler = RequestHandler(caller.service, caller.operation, {}, caller.scope(), self._send)
-            await handler.run(self._receive)
+            client = AsgiClient(self._receive, self._send, _FLOW)
+            await RequestHandler(caller.service, caller.operation, {}, caller.scope(), client).run()
         except asyncio.CancelledError:  # the server ends
             self.status = self.status or ENDING
         finally:

@@ -8,12 +8,12 @@ gets a status of its own; after it a failure is written as the protocol's own er
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable
 from time import monotonic
-from typing import Protocol
+from typing import TypeVar
 
 import structlog
-from litestar.types import HTTPResponseBodyEvent, Send
+from litestar.types import HTTPResponseBodyEvent
 from msgspec.structs import replace
 
 from adapters.base import Record, Reply, ServerCodec, StreamEncoder
@@ -26,6 +26,7 @@ from gateway.config import TEXTLESS
 from gateway.errors import to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
+from gateway.http.client import Client, Flow
 from gateway.http.read_ahead import read_ahead
 from gateway.http.recording import Recording
 from gateway.http.replies import reply_to
@@ -44,9 +45,7 @@ from schemas.errors import (
 from schemas.ir import Delta, Events, Generate, Request, Usage
 
 log = structlog.get_logger()
-
-FLOW_EXTENSION = "interlingua.flow"
-"""The scope's extension whose `flow` is the connection's `Flow`."""
+T = TypeVar("T")
 
 _END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
 # RFC 9112, section 9.3: a server reads the whole request body or closes the connection after its response; otherwise
@@ -60,43 +59,23 @@ def status_headers(status: int) -> tuple[tuple[str, str], ...]:
     return _BY_STATUS.get(status, ())
 
 
-class Flow(Protocol):
-    """Back-pressure of a connection. ASGI has no word for it, so the server passes it in the scope's extensions.
-
-    Attributes:
-        write_paused: whether the transport's buffer is above its high-water mark.
-        gathers: whether events that come during a write are to be written together.
-    """
-
-    write_paused: bool
-    gathers: bool
-
-    async def drain(self) -> None:
-        """Wait until it is below again, or the connection is lost."""
-        ...
-
-
 class Responder:
     """Writes one answer.
 
     Args:
         codec: the protocol's.
         account: the request's; records target, stage, usage and outcome.
-        send: ASGI's.
-        flow: whether the client takes what is written; None: it is not known.
+        client: gets the answer.
         head: whether the body is left out, as HEAD wants it.
     """
 
-    __slots__ = ("_account", "_flow", "_head", "_recording", "_send", "_service", "begun", "codec", "stores")
+    __slots__ = ("_account", "_client", "_head", "_recording", "_service", "begun", "codec", "stores")
 
-    def __init__(
-        self, codec: ServerCodec, account: RequestAccount, send: Send, flow: Flow | None = None, *, head: bool
-    ) -> None:
+    def __init__(self, codec: ServerCodec, account: RequestAccount, client: Client, *, head: bool) -> None:
         self.codec = codec
         self._account = account
         self._service = account.service
-        self._send = send
-        self._flow = flow
+        self._client = client
         self._head = head
         self.stores: KeyStores | None = None
         self.begun = False
@@ -176,21 +155,20 @@ class Responder:
         if self._recording is not None:
             self._recording.begin(reply.media_type, reply.headers)
             self._recording.add(reply.body)
-        await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
-        # RFC 9110, section 9.3.2: HEAD has no content; section 8.6: its `content-length` is that of GET.
-        await self._send({"type": "http.response.body", "body": b"" if self._head else reply.body, "more_body": False})
+        await self.acknowledge(reply)
 
     async def acknowledge(self, reply: Reply) -> None:
-        """Send the reply to a request whose answer is made in the background."""
-        await self._start(reply.status, reply.media_type, reply.headers, len(reply.body))
-        await self._send({"type": "http.response.body", "body": reply.body, "more_body": False})
+        """Send a reply, without counting it as the request's end: its answer may be made in the background."""
+        headers = self._headers_of(reply.status, reply.media_type, reply.headers, len(reply.body))
+        # RFC 9110, section 9.3.2: HEAD has no content; section 8.6: its `content-length` is that of GET.
+        await self._client.answer(reply.status, headers, b"" if self._head else reply.body)
 
     async def pass_on(self, follow: Follow, events: AsyncIterator[bytes]) -> None:
         """Send events that are encoded already."""
         await self._start(200, follow.media_type, follow.headers)
         async for data in events:
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        await self._send(_END)
+            await self._client.write(data)
+        await self._client.send(_END)
 
     async def _ask(self, request: Request, target: Target) -> None:
         account, codec = self._account, self.codec
@@ -210,49 +188,62 @@ class Responder:
             # A remote that is not asked for a stream sends nothing before its end. Its events are for `Fold` then, and
             # not to be relayed.
             asked = replace(asked, stream=True, origin=None)
+        observed = account.exposure is not None and not self._service.draining
+        if target.whole is not None and not (request.stream or request.keeps_partial or observed or target.filters):
+            batch = self._begin_answer(await self._in_time(target.whole.answer(asked)))
+            await self._whole(request, batch)
+            return
         events = target.backend.generate(asked)
         if target.filters is not None:
             events = target.filters.answer(events)
         if request.keeps_partial:
             events = until_timeout(events, request)
         # While draining no pair is begun: its work in the background could be cancelled before its end.
-        if account.exposure is not None and not self._service.draining:
+        if account.exposure is not None and observed:
             events = account.exposure.observe(events, request, target)
-        if request.stream and self._flow is not None and self._flow.gathers:
+        if request.stream and (flow := self._client.flow) is not None and flow.gathers:
             events = read_ahead(events)
         try:
-            first = await self._first(events)
-            if not first:  # None: the generator ended without an event
-                raise Incomplete("The backend's answer stopped before it began.")
-            account.first_event = monotonic() - account.began
-            account.stage = "stream"
+            first = self._begin_answer(await self._in_time(anext(events, None)))
             await (self._stream if request.stream else self._whole)(request, first, events)
         finally:
             # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
 
-    async def _first(self, events: AsyncGenerator[Events, None]) -> Events | None:
-        """The first batch of events; None if there is none.
+    def _begin_answer(self, first: Events | None) -> Events:
+        """Note that the first batch of events is there; None: the generator ended without an event."""
+        if not first:
+            raise Incomplete("The backend's answer stopped before it began.")
+        self._account.first_event = monotonic() - self._account.began
+        self._account.stage = "stream"
+        return first
+
+    def _in_time(self, first: Awaitable[T]) -> Awaitable[T]:
+        """What the first batch of events is awaited by."""
+        return first if self._account.time_allowed is None else self._in_time_allowed(first, self._account.time_allowed)
+
+    async def _in_time_allowed(self, first: Awaitable[T], allowed: float) -> T:
+        """The first batch of events.
 
         Raises:
             schemas.errors.BackendTimeout: it did not come in the time that the client allows.
         """
-        account = self._account
-        if account.time_allowed is None:
-            return await anext(events, None)
         try:
-            async with asyncio.timeout(account.time_allowed - (monotonic() - account.began)):
-                return await anext(events, None)
+            async with asyncio.timeout(allowed - (monotonic() - self._account.began)):
+                return await first
         except TimeoutError:
             raise BackendTimeout("No answer began in the time that the request allows.") from None
 
-    async def _whole(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
+    async def _whole(
+        self, request: Generate, batch: Events, events: AsyncGenerator[Events, None] | None = None
+    ) -> None:
         account, fold = self._account, Fold()
         account.note_reasons(batch)
         fold.feed(batch)
-        async for batch in events:
-            account.note_reasons(batch)
-            fold.feed(batch)
+        if events is not None:
+            async for batch in events:
+                account.note_reasons(batch)
+                fold.feed(batch)
         answer = fold.completion()
         account.stage = "encode"
         account.usage = answer.usage
@@ -261,7 +252,7 @@ class Responder:
         await self.reply(self.codec.encode(request, replace(answer, timings=timings)))
 
     async def _stream(self, request: Generate, batch: Events, events: AsyncGenerator[Events, None]) -> None:
-        encoder = self._new_encoder(request)
+        encoder, flow = self._new_encoder(request), self._client.flow
         data = await self._begin_stream(encoder, batch, events)
         if self._recording is not None:
             self._recording.begin(encoder.media_type, encoder.headers)
@@ -275,8 +266,8 @@ class Responder:
                     await self._complete(encoder, last)
                 await self._write(data)
                 del data
-                if self._flow is not None and self._flow.write_paused:
-                    await self._taken(self._flow)
+                if flow is not None and flow.write_paused:
+                    await self._taken(flow)
             # The generator ended without an error and without usage: a truncated answer must not look complete.
             if self._account.usage is None:
                 raise Incomplete("The backend's answer stopped before it was finished.")
@@ -285,7 +276,7 @@ class Responder:
             # why. A client that has left cancels, too; writing to its closed connection does nothing.
             if self._service.draining:
                 await self._write_failure(encoder, ShuttingDown("The server is shutting down."))
-                await self._send(_END)
+                await self._client.send(_END)
             raise
         except Exception as error:  # the stream loop: too late for a status
             failure = to_client_error(error, self._account.request_id)
@@ -294,7 +285,7 @@ class Responder:
             await self._write_failure(encoder, failure)
             if encoder.abort_after_error:
                 return  # without an end, the server cuts the connection
-        await self._send(_END)
+        await self._client.send(_END)
 
     def _new_encoder(self, request: Generate) -> StreamEncoder:
         return self.codec.encoder(request)
@@ -341,8 +332,15 @@ class Responder:
         if self.stores is not None:
             await self.stores.keep(record)
 
-    # `length` -1: a stream, whose body uvicorn frames (RFC 9112, section 7.1: chunked).
-    async def _start(self, status: int, media_type: str, more: Iterable[tuple[str, str]], length: int = -1) -> None:
+    async def _start(self, status: int, media_type: str, more: Iterable[tuple[str, str]]) -> None:
+        headers = self._headers_of(status, media_type, more)
+        await self._client.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    # `length` -1: a stream, whose body the server frames (RFC 9112, section 7.1: chunked).
+    def _headers_of(
+        self, status: int, media_type: str, more: Iterable[tuple[str, str]], length: int = -1
+    ) -> list[tuple[bytes, bytes]]:
+        """The headers of the answer, which begins now."""
         account = self._account
         account.status = status
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
@@ -358,23 +356,23 @@ class Responder:
         if account.target is not None:
             headers.append((b"served-model-name", account.target.entity.name.encode()))
         self.begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        return headers
 
     async def _write(self, data: bytes) -> None:
         # An encoder may hold text back and return nothing for a batch.
         if data:
-            # `send` waits while the transport's buffer is above its high-water mark: the stage says that the client is
+            # `write` waits while the transport's buffer is above its high-water mark: the stage says that the client is
             # slow.
             if self._recording is not None:
                 self._recording.add(data)
             stage, self._account.stage = self._account.stage, "send"
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._client.write(data)
             self._account.stage = stage
 
     async def _taken(self, flow: Flow) -> None:
         """Wait until the client has taken what is written.
 
-        `send` would wait, too, but with the next batch at hand: for a client that reads nothing, one batch in the
+        `write` would wait, too, but with the next batch at hand: for a client that reads nothing, one batch in the
         transport's buffer is enough. So nothing on the way here holds one.
         """
         stage, self._account.stage = self._account.stage, "send"

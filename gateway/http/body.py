@@ -17,7 +17,7 @@ _IMAGES = (b'"image', b"![](data:image/")
 
 
 async def read_body(
-    receive: Receive, headers: Mapping[str, str], limits: Limits, *, form: bool = False
+    receive: Receive, headers: Mapping[str, str], limits: Limits, *, form: bool = False, whole: bytes | None = None
 ) -> bytes | None:
     """The whole body; None if the client left before it had sent it.
 
@@ -26,6 +26,7 @@ async def read_body(
         headers: the request's.
         limits: the server's. A form may be as large as a body with images.
         form: whether the body may be a multipart form.
+        whole: the body if it has come; None: it is to be received.
 
     Raises:
         schemas.errors.BodyTooLarge: it is over the limit, or its `content-length` is.
@@ -36,6 +37,17 @@ async def read_body(
     # for text is applied at the end.
     most = max(limits.max_body, limits.max_image_body)
     is_form = _check_headers(headers, most, form=form)
+    body = whole if whole is not None else await _received(receive, limits, most)
+    if body is None or len(body) <= limits.max_body:
+        return body
+    # The search for images runs over large bodies only.
+    if len(body) > most or not (is_form or any(mark in body for mark in _IMAGES)):
+        raise _too_large(most if len(body) > most else limits.max_body)
+    return body
+
+
+async def _received(receive: Receive, limits: Limits, most: int) -> bytes | None:
+    """The body in the pieces in which it comes; None if the client left."""
     began = monotonic()
     parts: list[bytes] = []
     size = 0
@@ -59,11 +71,7 @@ async def read_body(
             raise _too_large(most)
         parts.append(part)
         if not message.get("more_body", False):
-            body = part if len(parts) == 1 else b"".join(parts)  # the usual case: no copy
-            # The search for images runs over large bodies only.
-            if size > limits.max_body and not is_form and not any(mark in body for mark in _IMAGES):
-                raise _too_large(limits.max_body)
-            return body
+            return part if len(parts) == 1 else b"".join(parts)  # the usual case: no copy
 
 
 def _check_headers(headers: Mapping[str, str], most: int, *, form: bool) -> bool:

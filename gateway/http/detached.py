@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from litestar.types import Message
+from litestar.types import HTTPReceiveMessage, Message
 
 from adapters.base import Record, ServerCodec, StreamEncoder
 from adapters.objects import Follow
@@ -18,6 +18,7 @@ from adapters.optional import DetachableEncoder, ObjectCodec, Opening
 from gateway.errors import to_client_error
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import Responder
+from gateway.http.client import AsgiClient
 from gateway.storage.key_stores import KeyStores
 from gateway.storage.objects.run_tasks import Run, RunTasks
 from gateway.storage.objects.runs import EVENT_END
@@ -46,7 +47,7 @@ class DetachedResponder(Responder):
     def __init__(
         self, codec: ServerCodec, account: RequestAccount, encoder: DetachableEncoder, run: Run, stores: KeyStores
     ) -> None:
-        super().__init__(codec, account, _nowhere, head=False)
+        super().__init__(codec, account, AsgiClient(_nothing, _nowhere), head=False)
         self.stores = stores
         self._encoder = encoder
         self._run = run
@@ -85,6 +86,11 @@ class DetachedResponder(Responder):
 
 async def _nowhere(_: Message) -> None:
     """Send nothing: the client has its answer already."""
+
+
+async def _nothing() -> HTTPReceiveMessage:
+    """Its request was read."""
+    return {"type": "http.disconnect"}
 
 
 async def begin_run(opening: Opening, stores: KeyStores, *, streams: bool) -> Run:

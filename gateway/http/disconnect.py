@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from litestar.types import HTTPDisconnectEvent, HTTPRequestEvent, Receive
+
+if TYPE_CHECKING:
+    from gateway.http.client import Client
 
 Message = HTTPRequestEvent | HTTPDisconnectEvent
 
@@ -70,11 +73,11 @@ class PendingMessage:
             self.message = end.value
 
 
-async def cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
+async def cancel_on_disconnect(client: Client, work: Awaitable[None]) -> None:
     """Await `work` in the present task; if the client leaves first, cancel it and return.
 
     Args:
-        receive: the request's, after its body: the next message is the disconnect.
+        client: of the request, whose body was read.
         work: answers the request.
 
     Raises:
@@ -89,9 +92,8 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
         gone = True
         task.cancel()
 
-    disconnect = PendingMessage(receive)
     # If the client has left already, `leave` runs here, and the cancellation arrives where `work` first suspends.
-    disconnect.watch(leave)
+    client.watch(leave)
     try:
         await work
     except asyncio.CancelledError:
@@ -101,4 +103,4 @@ async def cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
             raise
         task.uncancel()
     finally:
-        disconnect.close()
+        client.unwatch()

@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any
 from urllib.parse import parse_qsl
 
-from litestar.types import HTTPScope, Receive, Send
+from litestar.types import HTTPScope
 from msgspec.structs import replace
 
 from adapters.base import Call, Reply
@@ -23,8 +22,9 @@ from adapters.optional import DetachableEncoder, ObjectCodec, has_objects
 from backends.observation import OBSERVER
 from gateway.access.keys import given_key
 from gateway.http.accounting import RequestAccount
-from gateway.http.answering import FLOW_EXTENSION, Flow, Responder
+from gateway.http.answering import Responder
 from gateway.http.body import read_body
+from gateway.http.client import Client
 from gateway.http.detached import DetachedResponder, begin_run, events_of
 from gateway.http.disconnect import cancel_on_disconnect
 from gateway.http.headers import decode_headers
@@ -64,11 +64,13 @@ class RequestHandler:
         service: the worker's: keys, limits, catalog, router and backends.
         operation: what was asked.
         parameters: those in the path.
-        scope, send: ASGI's.
+        scope: ASGI's.
+        client: has sent the request.
     """
 
     __slots__ = (
         "_account",
+        "_client",
         "_destinations",
         "_is_detached",
         "_name",
@@ -82,20 +84,19 @@ class RequestHandler:
     )
 
     def __init__(
-        self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, send: Send
+        self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, client: Client
     ) -> None:
         self._service = service
         self._operation = operation
         self._parameters = parameters
         self._scope = scope
+        self._client = client
         self._owner: str | None = None
         self._destinations: tuple[str, ...] = ()
         self._name: Name | None = None
         self._is_detached = False
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
-        extensions: Any = scope.get("extensions") or {}
-        flow: Flow | None = extensions.get(FLOW_EXTENSION, {}).get("flow")
-        self._responder = Responder(operation.codec, self._account, send, flow, head=scope["method"] == "HEAD")
+        self._responder = Responder(operation.codec, self._account, client, head=scope["method"] == "HEAD")
 
     @property
     def id(self) -> str:
@@ -107,25 +108,25 @@ class RequestHandler:
         """Whether the head of an answer was sent."""
         return self._responder.begun
 
-    async def run(self, receive: Receive) -> None:
+    async def run(self) -> None:
         """Answer the request. Raises nothing but a cancellation that was not caused by the client's leaving."""
         self._service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
         self._observer = RequestObserver(self._account)
         OBSERVER.set(self._observer)
         try:
-            planned = await self._plan(receive)
+            planned = await self._plan()
             if planned is None:
                 return
             request, plan = planned
             if isinstance(request, Generate) and request.detached:
-                await self._detach(request, plan, receive)
+                await self._detach(request, plan)
                 return
             # A cached answer is sent at once: a watch over the client would cost more than it.
             if await self._responder.replay(*planned):
                 if self._name is not None and self._service.decoded is not None:
                     self._service.decoded.put(self._name, planned[0])
             else:
-                await cancel_on_disconnect(receive, self._responder.answer(*planned))
+                await cancel_on_disconnect(self._client, self._responder.answer(*planned))
         # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown, for instance, after
         # the drain time.
         except asyncio.CancelledError:
@@ -146,7 +147,7 @@ class RequestHandler:
             if row is not None:
                 exporter.put(row)
 
-    async def _detach(self, request: Generate, plan: Plan, receive: Receive) -> None:
+    async def _detach(self, request: Generate, plan: Plan) -> None:
         """Have a task of its own make the answer, and send the client its state, or the events while they come."""
         service, responder, stores = self._service, self._responder, self._responder.stores
         codec, asked = responder.codec, replace(request, stream=True)
@@ -170,7 +171,7 @@ class RequestHandler:
         follow = Follow(run.id, 0, encoder.media_type, encoder.headers)
         events = events_of(follow, stores, service.runs, codec)
         with suppress(GatewayError):  # too late for a status: the server cuts the connection
-            await cancel_on_disconnect(receive, responder.pass_on(follow, events))
+            await cancel_on_disconnect(self._client, responder.pass_on(follow, events))
 
     async def _make_detached(self, responder: DetachedResponder, run: Run, request: Generate, plan: Plan) -> None:
         try:
@@ -185,11 +186,11 @@ class RequestHandler:
             self._service.running -= 1
             self._close()
 
-    async def _plan(self, receive: Receive) -> tuple[Request, Plan] | None:
+    async def _plan(self) -> tuple[Request, Plan] | None:
         """What to answer and where; None if the request has its answer, or its client has left."""
         service, account, responder = self._service, self._account, self._responder
         try:
-            read = await self._read(receive)
+            read = await self._read()
             if read is None:
                 return None
             call, body = read
@@ -201,7 +202,7 @@ class RequestHandler:
                 return None
             if self._operation.route.kind == "object":
                 account.stage = "describe"
-                await self._use_objects(call, body, receive)
+                await self._use_objects(call, body)
                 return None
             account.stage = "decode"
             request = await fetching(partial(self._decode, call, body))
@@ -255,7 +256,7 @@ class RequestHandler:
         self._account.protocol, self._account.route = operation.protocol, operation.route.name
         self._responder.codec = operation.codec
 
-    async def _read(self, receive: Receive) -> tuple[Call, bytes] | None:
+    async def _read(self) -> tuple[Call, bytes] | None:
         """Headers, key and body off the wire; None if the client left before it had sent the body.
 
         Raises:
@@ -264,7 +265,8 @@ class RequestHandler:
         """
         service, route = self._service, self._operation.route
         # The key comes before the body: nobody without one makes the server buffer megabytes.
-        headers = decode_headers(self._scope["headers"])
+        client = self._client
+        headers = decode_headers(self._scope["headers"]) if client.headers is None else client.headers
         self._observer.trace(headers, self._scope, route.path)
         if route.kind == "manage":
             self._account.key = service.keys.check_admin(headers)
@@ -273,7 +275,7 @@ class RequestHandler:
         # Before the body, too: under overload a refusal must cost little.
         if route.kind not in ("describe", "object"):
             self._admit(headers)
-        body = await read_body(receive, headers, service.limits, form=route.form)
+        body = await read_body(client.receive, headers, service.limits, form=route.form, whole=client.take_body())
         if body is None:
             return None
         # After the body, which may take a minute: the request gets what is deployed now, not what was at its beginning.
@@ -351,7 +353,7 @@ class RequestHandler:
         needed = codec.needed(self._operation.route, body)
         return await stores.entries(*needed) if needed is not None else None
 
-    async def _use_objects(self, call: Call, body: bytes, receive: Receive) -> None:
+    async def _use_objects(self, call: Call, body: bytes) -> None:
         """Send the answer of a route that uses stored objects.
 
         Raises:
@@ -366,7 +368,7 @@ class RequestHandler:
             return
         self._account.stage = "stream"
         events = events_of(answer, stores, self._service.runs, codec)
-        await cancel_on_disconnect(receive, self._pass_on(answer, events))
+        await cancel_on_disconnect(self._client, self._pass_on(answer, events))
 
     async def _pass_on(self, follow: Follow, events: AsyncIterator[bytes]) -> None:
         try:

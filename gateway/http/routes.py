@@ -7,7 +7,7 @@ here. A path that no route matches is refused in the form of the protocol whose 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 
 from litestar.types import HTTPScope, Receive, Send
@@ -18,56 +18,66 @@ from gateway.errors import to_client_error
 from gateway.http.answering import status_headers
 from gateway.http.api import experiment, keys
 from gateway.http.batches.handler import BatchWork, StoreRequestHandler
+from gateway.http.client import AsgiClient, Client
 from gateway.http.request import RequestHandler
 from gateway.mounts import Mounts, Operation, Paths
 from gateway.service import Service
 from schemas.errors import GatewayError, MethodNotAllowed, RouteNotFound
 
-Answer = Callable[[HTTPScope, Receive, Send], Awaitable[None]]
-"""An ASGI application for requests alone."""
+Answer = Callable[[HTTPScope, Client], Coroutine[Any, Any, None]]
+"""Answers a request."""
 
 
 def protocols(mounts: Mounts, service: Service, work: BatchWork | None = None) -> Answer:
     """What answers every path that no Litestar route has; `work` are the batches and files, if it keeps any."""
 
-    async def handle(scope: HTTPScope, receive: Receive, send: Send) -> None:
+    async def handle(scope: HTTPScope, client: Client) -> None:
         # `path` is percent-decoded already (ASGI), `raw_path` is as sent.
         path, method = scope["raw_path"].decode("latin-1"), scope["method"]
         port = port_of(scope)
         found = mounts.find(path, port)
         if path == "/" and method in ("GET", "HEAD"):
-            await _alive(service, scope, send)
+            await _alive(service, scope, client.send)
             return
         if found is None:
-            await _answer_or_refuse(service, mounts, path, scope, send)
+            await _answer_or_refuse(service, mounts, path, scope, client.send)
             return
         methods, parameters = found
         # RFC 9110, section 9.3.2: HEAD is GET without content. `Responder` leaves the content out.
         operation = methods.get("GET" if method == "HEAD" else method)
         if operation is None:
-            await refuse(service, next(iter(methods.values())), not_allowed(method, methods), scope, send)
+            await refuse(service, next(iter(methods.values())), not_allowed(method, methods), scope, client.send)
             return
         operation = operation.for_headers(scope["headers"])
         if operation.route.kind == "store":
-            await StoreRequestHandler(service, work, operation, parameters, scope, send).run(receive)
+            await StoreRequestHandler(service, work, operation, parameters, scope, client).run()
             return
         # This request counts itself, so `Service.full` compares with `>`.
         service.running += 1
         service.begun += 1
-        request = RequestHandler(service, operation, parameters, scope, send)
+        request = RequestHandler(service, operation, parameters, scope, client)
         try:
-            await request.run(receive)
+            await request.run()
         except Exception as error:  # a bug that its own nets have not caught: the client still gets its protocol
             if request.answer_begun:
                 raise
-            await refuse(service, operation, to_client_error(error, request.id), scope, send)
+            await refuse(service, operation, to_client_error(error, request.id), scope, client.send)
         finally:
             service.running -= 1
 
     return handle
 
 
-def refuser(mounts: Mounts, service: Service) -> Callable[[GatewayError, HTTPScope, Send], Awaitable[None]]:
+def over_asgi(answer: Answer) -> Callable[[HTTPScope, Receive, Send], Coroutine[Any, Any, None]]:
+    """An ASGI application for requests alone."""
+
+    async def handle(scope: HTTPScope, receive: Receive, send: Send) -> None:
+        await answer(scope, AsgiClient.of(scope, receive, send))
+
+    return handle
+
+
+def refuser(mounts: Mounts, service: Service) -> Callable[[GatewayError, HTTPScope, Send], Coroutine[Any, Any, None]]:
     """What sends an error in the form of the protocol whose paths are nearest."""
 
     async def send_refusal(error: GatewayError, scope: HTTPScope, send: Send) -> None:

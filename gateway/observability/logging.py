@@ -29,14 +29,18 @@ class _Clock:
         self._last = (-1, "")
 
     def __call__(self, _: Any, __: str, event: Any) -> Any:
+        event["timestamp"] = self.now()
+        return event
+
+    def now(self) -> str:
+        """The present time."""
         now = time.time()
         second, date = self._last
         if second != int(now):
             second = int(now)
             date = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
             self._last = (second, date)  # at once: other threads log, too
-        event["timestamp"] = f"{date}.{int((now - second) * 1_000_000):06d}Z"
-        return event
+        return f"{date}.{int((now - second) * 1_000_000):06d}Z"
 
 
 class EventLog:
@@ -62,11 +66,12 @@ class EventLog:
             return
         # What the processors for JSON do.
         event["level"] = "info"
-        self._clock(None, "info", event)
-        _hide_secrets(None, "info", event)
+        event["timestamp"] = self._clock.now()
+        if not _SECRETS.isdisjoint(event):
+            _hide_secrets(None, "info", event)
         for receive in RECEIVERS:
             receive(event)
-        self._stream.write(_dumps(event) + b"\n")
+        self._stream.write(_encode(event) + b"\n")
         self._stream.flush()
 
 
@@ -124,8 +129,11 @@ def _shorten(_: Any, __: str, event: Any) -> Any:
     return kept | {"event": " ".join(words)}
 
 
+_encode = msgspec.json.Encoder(enc_hook=str).encode  # a value that msgspec cannot encode is logged as its text
+
+
 def _dumps(event: Any, **_: Any) -> bytes:
-    return msgspec.json.encode(event, enc_hook=str)  # a value that msgspec cannot encode is logged as its text
+    return _encode(event)
 
 
 def _pass_on(_: Any, __: str, event: Any) -> Any:

@@ -17,6 +17,7 @@ import msgspec
 
 from gateway.storage.mapped_file import map_file
 
+_encode = msgspec.json.Encoder().encode
 _SLOTS = 512
 _SIZE = 2048
 """Bytes of a slot."""
@@ -97,7 +98,7 @@ class RequestLog:
 
     def add(self, entry: LoggedRequest) -> None:
         """Write an entry. Of one that is too long the parameters and the rest of the message are left out."""
-        data = msgspec.json.encode(entry)
+        data = _encode(entry)
         if len(data) > _SIZE - _HEAD.size:
             data = msgspec.json.encode(msgspec.structs.replace(entry, parameters={}, message=entry.message[:200]))
         if len(data) > _SIZE - _HEAD.size:

@@ -1,12 +1,14 @@
-"""One request and its answer on a connection: uvicorn's, with the answer's head written in one step.
+"""One request and its answer on a connection: uvicorn's, and the request handler's client.
 
 uvicorn searches each name and each value of the answer's headers by itself, which takes longer than all else that the
-connection does for an answer. Here all lines are checked at once, and a body that has come as a whole is handed over
-without a wait.
+connection does for an answer. Here all lines are checked at once. The protocols' handlers are given the cycle itself
+(`gateway.http.client`): a body that has come as a whole is taken without a wait, a whole answer is one write, and who
+leaves is reported without a task or a future that waits for it. ASGI stays for Litestar's own paths.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
@@ -17,9 +19,61 @@ _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
 
 class AnswerCycle(RequestResponseCycle):
-    """uvicorn's request-response cycle."""
+    """uvicorn's request-response cycle, which is a `gateway.http.client.Client`."""
 
+    headers: Mapping[str, str] | None = None
+    flow: Any  # has `gateway.http.client.Flow`, too
     _is_read = False  # the body, to its end
+    _leave: Callable[[], object] | None = None
+
+    def take_body(self) -> bytes | None:
+        """The body if it has come as a whole, and its client waits for no word before it sends one."""
+        if self.more_body or self.waiting_for_100_continue or self._is_read or self.disconnected:
+            return None
+        self._is_read = True
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        return bytes(self.body)
+
+    def watch(self, leave: Callable[[], object]) -> None:
+        """Call `leave` once the client has left."""
+        self._leave = leave
+        if self.disconnected:
+            leave()
+
+    def unwatch(self) -> None:
+        """Call nothing any more."""
+        self._leave = None
+
+    def lose_client(self) -> None:
+        """Learn that nothing is to be written any more."""
+        self.disconnected = True
+        self.message_event.set()
+        if self._leave is not None:
+            self._leave()
+
+    async def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        """Write a whole answer, whose headers have its length."""
+        if self.flow.write_paused:  # by the answer before it
+            await self.flow.drain()
+        if self.disconnected:
+            return
+        head = self._begin(status, headers)
+        if self.scope["method"] != "HEAD":
+            head += body
+        self.transport.write_whole(head)  # type: ignore[attr-defined]  # a `ClientTransport`
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self.on_response()
+
+    async def write(self, data: bytes) -> None:
+        """Write a part of a stream."""
+        if self.flow.write_paused or self.disconnected or not self.chunked_encoding or self.scope["method"] == "HEAD":
+            await super().send({"type": "http.response.body", "body": data, "more_body": True})
+        else:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def receive(self) -> Any:
         """ASGI's `receive`."""
@@ -41,23 +95,16 @@ class AnswerCycle(RequestResponseCycle):
 
     async def send(self, message: Any) -> None:
         """ASGI's `send`."""
-        if self.disconnected or self.flow.write_paused:
+        if self.disconnected or self.flow.write_paused or self.response_started:
             await super().send(message)
-        elif not self.response_started:
-            self._begin(message)
-        elif self.chunked_encoding and not self.response_complete and message.get("more_body"):
-            # A part of a stream.
-            if (body := message.get("body")) and self.scope["method"] != "HEAD":
-                self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
-        else:
-            await super().send(message)
-
-    def _begin(self, message: Any) -> None:
-        """Write status line and headers."""
-        if message["type"] != "http.response.start":
+        elif message["type"] != "http.response.start":
             raise RuntimeError(f"Expected ASGI message 'http.response.start', but got '{message['type']}'.")
+        else:
+            self.transport.write(self._begin(message["status"], message.get("headers", ())))
+
+    def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+        """Status line and headers."""
         self.response_started, self.waiting_for_100_continue = True, False
-        status, headers = message["status"], message.get("headers", ())
         lines: list[bytes] = []
         closes = False
         for given, value in (*self.default_headers, *headers):
@@ -74,7 +121,7 @@ class AnswerCycle(RequestResponseCycle):
             # RFC 9112, section 7.1: the length is not known.
             self.chunked_encoding = True
             more += b"transfer-encoding: chunked\r\n"
-        self.transport.write(b"%b%b%b\r\n" % (STATUS_LINE[status], head, more))
+        return b"%b%b%b\r\n" % (STATUS_LINE[status], head, more)
 
     def _frame(self, name: bytes, value: bytes) -> bool:
         """Note what a header says of the end of the body, or of the connection; returns whether that is closed."""

@@ -21,11 +21,11 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.config import Limits
-from gateway.http.answering import FLOW_EXTENSION
-from gateway.http.entrance import CERTIFICATE_EXTENSION
+from gateway.http.client import FLOW_EXTENSION
+from gateway.http.entrance import CERTIFICATE_EXTENSION, Entrance
 from gateway.process.answer_cycle import AnswerCycle
 from gateway.process.client_transport import ClientTransport
-from gateway.process.request_head import END, Framing, Head, RefusedHead, check_part, read_head
+from gateway.process.request_head import END, Framing, Head, HeadReader, RefusedHead, check_part, origin_form
 
 _MOST_AHEAD = 64 * 1024
 """Bytes of later requests that are kept before reading stops."""
@@ -51,17 +51,24 @@ class ClientConnection(HttpToolsProtocol):
     Args:
         limits: of requests and connections.
         on_refused: called with the status of a request that the application does not see; returns its request id.
+        heads: reads the heads of requests.
+        entrance: asked first, without ASGI, what answers a request.
         arguments: uvicorn's.
     """
 
     transport: ClientTransport  # type: ignore[assignment]
     flow: _ReadGate
+    cycle: AnswerCycle
 
-    def __init__(self, limits: Limits, on_refused: Any, **arguments: Any) -> None:
+    def __init__(
+        self, limits: Limits, on_refused: Any, heads: HeadReader, entrance: Entrance, **arguments: Any
+    ) -> None:
         super().__init__(**arguments)
         self.parser = None  # uvicorn's, which would read heads once more
         self._limits = limits
         self._on_refused = on_refused
+        self._heads = heads
+        self._entrance = entrance
         self._input = b""  # what has come and was not passed on
         self._left: int | Framing | None = None  # of the body that is being read; None between messages
         # For a head to begin or to be complete, the rest of a body, or an answer with too many requests behind it.
@@ -93,6 +100,8 @@ class ClientConnection(HttpToolsProtocol):
         """Forget what was to be read."""
         self._input, self._left, self._chunked = b"", None, None
         super().connection_lost(exc)
+        if self._is_answering():
+            self.cycle.lose_client()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes off the wire."""
@@ -108,7 +117,7 @@ class ClientConnection(HttpToolsProtocol):
         """Begin a request."""
         self.transport.begin_answer()
         self.expect_100_continue = head.expects_continue
-        target = head.target if head.target.startswith(b"/") else _origin_form(head.target)
+        target = head.target if head.target.startswith(b"/") else origin_form(head.target)
         raw_path, _, query = target.partition(b"?")
         path = raw_path.decode("ascii")
         extensions: dict[str, Any] = {FLOW_EXTENSION: {"flow": self.flow}}
@@ -126,7 +135,7 @@ class ClientConnection(HttpToolsProtocol):
             "path": unquote(path) if "%" in path else path,
             "raw_path": raw_path,
             "query_string": query,
-            "headers": head.headers,
+            "headers": head.headers.copy(),  # others may change theirs
             "state": self.app_state.copy(),
             "extensions": extensions,
         }
@@ -145,7 +154,10 @@ class ClientConnection(HttpToolsProtocol):
             keep_alive=head.keeps_alive and not is_last,
             on_response=self.on_response_complete,
         )
-        self._start_asgi_task(self.cycle, self.app)  # the request before has its answer (`_parse`)
+        self.cycle.headers = head.text
+        # The request before has its answer (`_parse`).
+        work = self._entrance.ask(scope, self.cycle)
+        self._start_asgi_task(self.cycle, self.app if work is None else lambda *_: work)
 
     def _pass_on(self, body: bytes, *, is_last: bool) -> None:
         """Pass on a piece of the request's body."""
@@ -239,13 +251,12 @@ class ClientConnection(HttpToolsProtocol):
                     self._waits_since = self.loop.time()
                 self.flow.hold(len(self._input) > _MOST_AHEAD)
                 return
+            if self._left is None and not self._head():
+                return
             if self._left is Framing.CHUNKED:
                 self._feed_chunks()
                 return
-            if self._left is None:
-                if not self._head():
-                    return
-            else:
+            if self._left is not None and self._input:
                 self._body(self._left)
 
     def _head(self) -> bool:
@@ -258,7 +269,7 @@ class ClientConnection(HttpToolsProtocol):
             if end < len(END):
                 check_part(self._input, self._limits)
                 return False
-            head = read_head(self._input[:end], self._limits)
+            head = self._heads.read(self._input[:end])
         except RefusedHead as refused:
             self._refuse(refused.status, refused.reason)
             return False
@@ -322,8 +333,8 @@ class ClientConnection(HttpToolsProtocol):
         if self._is_answering():
             # The body of a request that is being read turned out to be wrong: its handler learns that the client is
             # gone, and nothing more is written for it.
-            answered, cycle.disconnected = cycle.response_started, True
-            cycle.message_event.set()
+            answered = cycle.response_started
+            cycle.lose_client()
         else:
             answered = False
         if not answered:
@@ -343,7 +354,7 @@ class _ReadGate(FlowControl):
 
     Attributes:
         held: whether it is.
-        gathers: as of `gateway.http.answering.Flow`.
+        gathers: as of `gateway.http.client.Flow`.
     """
 
     gathers = False
@@ -384,12 +395,3 @@ class _Pieces:
 
     def on_message_complete(self) -> None:
         self._pass_on(b"", is_last=True)
-
-
-def _origin_form(target: bytes) -> bytes:
-    """The path and query of an absolute target (RFC 9112, section 3.2.2); the asterisk as a path that nobody has."""
-    if target == b"*":
-        return b"/*"
-    rest = target.partition(b"://")[2]
-    path = rest[len(rest.partition(b"/")[0].partition(b"?")[0]) :]
-    return path if path.startswith(b"/") else b"/" + path

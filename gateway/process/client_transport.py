@@ -79,6 +79,12 @@ class ClientTransport:
         else:
             self._transport.write(data)
 
+    def write_whole(self, data: bytes) -> None:
+        """Write an answer's headers and its body at once."""
+        self._flush()
+        self._written += len(data)
+        self._transport.write(data)
+
     def close(self) -> None:
         """Write what was held back, and close, at once or after lingering. Idempotent."""
         if self._unread():

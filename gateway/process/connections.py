@@ -11,7 +11,9 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.config import Limits
+from gateway.http.entrance import Entrance
 from gateway.process.client_connection import ClientConnection
+from gateway.process.request_head import HeadReader
 
 log = structlog.get_logger()
 
@@ -27,13 +29,16 @@ class Connections:
     Args:
         limits: of requests and connections.
         on_refused: called with a status or another reason for each request that ends here; returns its request id.
+        entrance: answers requests.
     """
 
-    def __init__(self, limits: Limits, on_refused: Callable[[str], str]) -> None:
+    def __init__(self, limits: Limits, on_refused: Callable[[str], str], entrance: Entrance) -> None:
         # A connection to an upstream may be needed for each one of a client. Files and the engine's socket take some.
         free = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVED_FILES) // 2
         self._limits = replace(limits, max_connections=max(_FEWEST, min(limits.max_connections, free)))
         self._on_refused = on_refused
+        self._heads = HeadReader(limits)
+        self._entrance = entrance
         self._open: set[Any] = set()
         self._sweeping = False
         # One timer for all connections, instead of one or two for each request. A limit is kept to a quarter of itself,
@@ -42,7 +47,7 @@ class Connections:
 
     def __call__(self, **arguments: Any) -> ClientConnection:
         """Make the protocol of a new connection."""
-        made = ClientConnection(self._limits, self._on_refused, **arguments)
+        made = ClientConnection(self._limits, self._on_refused, self._heads, self._entrance, **arguments)
         # uvicorn's set, to which a connection adds itself when it is made, and which it leaves when it is lost.
         self._open = made.connections
         if not self._sweeping:

@@ -3,16 +3,20 @@
 Strategy: parsers of HTTP accept much for the sake of old clients (two Transfer-Encodings, no Host, several spaces,
 HTTP/0.9), and have no limits. A server behind a proxy that reads such a head differently answers requests that the
 proxy never saw (request smuggling), so a head that is not plainly correct is refused, and the connection closed. What
-passes has one reading, and no other parser reads it: one that calls Python for each header takes twice as long. No I/O.
+passes has one reading, and no other parser reads it: one that calls Python for each header takes twice as long. A
+client repeats its head in each request but for the length of the body, so heads are remembered (`HeadReader`). No I/O.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
 from gateway.config import Limits
+from gateway.http.headers import decode_headers
+from schemas.errors import InvalidRequest
 
 END = b"\r\n\r\n"
 
@@ -33,7 +37,11 @@ _OTHER_VERSION = re.compile(rb"%b [!-~]+ HTTP/(?!1\.[01])[0-9]\.[0-9]\r\n" % _TO
 _FIELD = re.compile(rb"([^:]++):([^\r]*+)\r\n")
 # RFC 3986, section 3.2.2, less the delimiters that no host name has and that readers disagree about.
 _HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[\w.~%\-]*)(?::[0-9]*)?", re.ASCII)
-_LENGTH = re.compile(rb"[0-9]{1,18}")
+_DIGITS = 18
+_LENGTH = re.compile(rb"[0-9]{1,%d}" % _DIGITS)
+_LENGTH_LINE = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,%d})\r\n" % _DIGITS)
+_LONGEST_KNOWN, _MOST_KNOWN = 4096, 256
+"""Bytes of a head that is remembered, and how many are: one megabyte of heads, and a few of what was read of them."""
 _CODING = re.compile(rb"chunked", re.IGNORECASE)
 _STRAY = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")
 _METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"PATCH", b"OPTIONS"))
@@ -56,6 +64,7 @@ class Head(NamedTuple):
         framing: the length of the body in bytes, or chunked.
         keeps_alive: whether the client sends more requests on the connection.
         expects_continue: whether the client waits for a word before it sends the body.
+        text: the headers as text, by name; None: a key is given twice.
     """
 
     method: bytes
@@ -65,6 +74,7 @@ class Head(NamedTuple):
     framing: int | Framing
     keeps_alive: bool
     expects_continue: bool
+    text: Mapping[str, str] | None
 
 
 class RefusedHead(Exception):
@@ -111,7 +121,60 @@ def read_head(head: bytes, limits: Limits) -> Head:
     if b"connection" in names:  # maybe several times
         keeps_alive &= not any(name == b"connection" and _says_close(value) for name, value in headers)
     expects = names.get(b"expect", b"").lower() == b"100-continue"
-    return Head(method, target, "1.0" if is_http_1_0 else "1.1", headers, framing, keeps_alive, expects)
+    version = "1.0" if is_http_1_0 else "1.1"
+    return Head(method, target, version, headers, framing, keeps_alive, expects, _text_of(headers))
+
+
+class HeadReader:
+    """Reads heads. One that differs from an earlier one in the length of its body alone is not read again.
+
+    What is remembered is bounded, and nothing of it is trusted: it is compared with all other bytes of a head.
+
+    Args:
+        limits: of a head's size.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        # A longer body has a few more digits: no head here may then be too large.
+        self._longest = min(_LONGEST_KNOWN, limits.max_request_line - _DIGITS)
+        self._known: dict[bytes, tuple[Head, int]] = {}  # by all but the digits; the place of the length, or -1
+
+    def read(self, head: bytes) -> Head:
+        """Read a request's head, as `read_head` does.
+
+        Raises:
+            RefusedHead: it is too large, or no correct head.
+        """
+        found = _LENGTH_LINE.search(head)
+        name = head if found is None else head[: found.start(1)] + head[found.end(1) :]
+        known = self._known.get(name)
+        if known is None:
+            return self._remember(name, head)
+        read, place = known
+        if found is None or read.headers[place][1] == found[1]:
+            return read
+        headers, digits = read.headers.copy(), found[1]
+        headers[place] = (b"content-length", digits)
+        text = None if read.text is None else {**read.text, "content-length": digits.decode()}
+        method, target, version, _, _, keeps_alive, expects, _ = read
+        return Head(method, target, version, headers, int(digits), keeps_alive, expects, text)
+
+    def _remember(self, name: bytes, head: bytes) -> Head:
+        read = read_head(head, self._limits)
+        if len(head) <= self._longest:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            place = next((at for at, (field, _) in enumerate(read.headers) if field == b"content-length"), -1)
+            self._known[name] = read, place
+        return read
+
+
+def _text_of(headers: list[tuple[bytes, bytes]]) -> Mapping[str, str] | None:
+    try:
+        return decode_headers(headers)
+    except InvalidRequest:
+        return None  # refused where the request is handled, in its protocol
 
 
 def check_part(part: bytes, limits: Limits) -> None:
@@ -141,6 +204,15 @@ def check_size(head: bytes, limits: Limits) -> None:
         raise RefusedHead(414, f"The request line is longer than {limits.max_request_line} bytes.")
     if len(head) - end > limits.max_header_bytes:
         raise RefusedHead(431, f"The headers are larger than {limits.max_header_bytes} bytes.")
+
+
+def origin_form(target: bytes) -> bytes:
+    """The path and query of an absolute target (RFC 9112, section 3.2.2); the asterisk as a path that nobody has."""
+    if target == b"*":
+        return b"/*"
+    rest = target.partition(b"://")[2]
+    path = rest[len(rest.partition(b"/")[0].partition(b"?")[0]) :]
+    return path if path.startswith(b"/") else b"/" + path
 
 
 def _wrong_syntax(head: bytes) -> RefusedHead:

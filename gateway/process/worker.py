@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import structlog
@@ -29,6 +29,7 @@ from uvicorn.lifespan.on import LifespanOn
 from gateway.access.certificates import LOOK_EVERY, Certificates
 from gateway.app import create_app
 from gateway.config import ServerSection
+from gateway.http.entrance import Entrance
 from gateway.mounts import rpc_operations
 from gateway.observability import logging
 from gateway.process.client_connection import LINGER, ClientConnection
@@ -279,7 +280,7 @@ def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
     # `log_config` None: structlog is configured already. `access_log` False: `request.finished` has more in one line.
     return uvicorn.Config(
         app,
-        http=Connections(server.limits, service.refused),  # type: ignore[arg-type]  # called like a class
+        http=Connections(server.limits, service.refused, cast(Entrance, app.asgi_handler)),  # type: ignore[arg-type]  # called like a class
         ws="none",
         loop="uvloop",
         lifespan="on",

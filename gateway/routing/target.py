@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from backends.base import Backend
+from backends.base import AnswersWhole, Backend
 from gateway.config import ServedEntity, Task
 from gateway.filters.chain import FilterChain
 from gateway.routing.assignment import Unit
@@ -34,6 +34,7 @@ class Target:
         cache: its answers; None: they are not kept.
         filters: see the texts of its requests and answers; None: there are none.
         series: the labels of its metrics: endpoint, served entity, backend.
+        whole: the backend, if it gives whole answers at once.
     """
 
     endpoint: str
@@ -45,9 +46,11 @@ class Target:
     cache: AnswerCache | None = None
     filters: FilterChain | None = None
     series: tuple[str, str, str] = field(init=False)
+    whole: AnswersWhole | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "series", (self.endpoint, self.entity.name, self.entity.backend))
+        object.__setattr__(self, "whole", self.backend if isinstance(self.backend, AnswersWhole) else None)
 
     def addressed(self, request: _Request) -> _Request:
         """The request as the backend is to get it. A LoRA adapter that the client chose goes before the entity's.

@@ -39,6 +39,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 _ENTRIES_AT_ONCE = 1000
+_KEYS_KNOWN = 256
 
 
 class Stores:
@@ -63,6 +64,7 @@ class Stores:
         elif limits.stored_responses:
             self._responses = ResponseStore(limits.stored_responses, folder)
         self._objects = ObjectStore(limits.stored_objects, limits.object_age, file) if limits.stored_objects else None
+        self._known: dict[str, KeyStores] = {}
         # No header can hold NUL, so no client has this key.
         self._leases = Leases(self._objects.of("\0")) if self._objects is not None else None
 
@@ -73,11 +75,18 @@ class Stores:
 
     def of(self, key: str) -> KeyStores:
         """What an API key has stored; "" stands for requests without one."""
-        return KeyStores(
+        if (known := self._known.get(key)) is not None:
+            return known
+        made = KeyStores(
             self._responses.of(key) if self._responses is not None else None,
             self._objects.of(key) if self._objects is not None else None,
             self._leases,
         )
+        if not isinstance(self._responses, SharedResponses):  # what one request has fetched is for it alone
+            if len(self._known) >= _KEYS_KNOWN:
+                self._known.clear()
+            self._known[key] = made
+        return made
 
     def close(self) -> None:
         """Close the stores."""
@@ -92,6 +101,7 @@ class KeyStores:
 
     Attributes:
         responses: None: no responses are stored.
+        keeps: whether there are objects.
 
     Args:
         responses: likewise.
@@ -99,7 +109,7 @@ class KeyStores:
         leases: of the workers that make answers in the background.
     """
 
-    __slots__ = ("_leases", "_objects", "responses")
+    __slots__ = ("_leases", "_objects", "keeps", "responses")
 
     def __init__(
         self,
@@ -108,6 +118,7 @@ class KeyStores:
         leases: Leases | None = None,
     ) -> None:
         self.responses = responses
+        self.keeps = objects is not None
         self._objects = objects
         self._leases = leases
 
@@ -150,11 +161,6 @@ class KeyStores:
             await self._keep(Put(record.kind, record.id, record.data, record.entries))
         if record.append is not None:
             await self._keep(record.append)
-
-    @property
-    def keeps(self) -> bool:
-        """Whether there are objects."""
-        return self._objects is not None
 
     @property
     def objects(self) -> KeyObjects:

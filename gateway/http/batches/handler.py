@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl
 
-from litestar.types import HTTPScope, Receive, Send
+from litestar.types import HTTPScope
 
 from adapters.base import Call, Reply
 from adapters.batches import BatchCodec, FileCodec, HasBatches, HasFiles
@@ -23,6 +23,7 @@ from gateway.http.batches.clients import Clients
 from gateway.http.batches.runner import BatchRunner
 from gateway.http.batches.upload import Left, Upload
 from gateway.http.body import read_body
+from gateway.http.client import Client
 from gateway.http.headers import decode_headers
 from gateway.mounts import Mounts, Operation
 from gateway.service import Service
@@ -70,7 +71,8 @@ class StoreRequestHandler:
         work: None: the server keeps no batches.
         operation: what was asked.
         parameters: those in the path.
-        scope, send: ASGI's.
+        scope: ASGI's.
+        client: has sent the request.
     """
 
     def __init__(
@@ -80,20 +82,20 @@ class StoreRequestHandler:
         operation: Operation,
         parameters: Mapping[str, str],
         scope: HTTPScope,
-        send: Send,
+        client: Client,
     ) -> None:
         self._service = service
         self._given = work
         self._operation = operation
         self._id = parameters.get("id", "")
         self._scope = scope
-        self._send = send
+        self._client = client
         self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
         head = scope["method"] == "HEAD"
         self._head = head
-        self._responder = Responder(operation.codec, self._account, send, head=head)
+        self._responder = Responder(operation.codec, self._account, client, head=head)
 
-    async def run(self, receive: Receive) -> None:
+    async def run(self) -> None:
         """Answer the request."""
         service = self._service
         service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
@@ -101,7 +103,7 @@ class StoreRequestHandler:
         has_body = self._scope["method"] == "POST"
         service.running += has_body
         try:
-            await self._answer(receive)
+            await self._answer()
         except Left:
             pass
         except asyncio.CancelledError:
@@ -113,7 +115,7 @@ class StoreRequestHandler:
             service.running -= has_body
             self._account.close()
 
-    async def _answer(self, receive: Receive) -> None:
+    async def _answer(self) -> None:
         service, route = self._service, self._operation.route
         self._headers = headers = decode_headers(self._scope["headers"])
         if service.keys.required:
@@ -126,9 +128,9 @@ class StoreRequestHandler:
         self._owner = service.keys.owner(headers).hex()
         self._account.stage = "describe"
         if route.name == "upload_file":
-            await self._responder.reply(await self._upload(receive))
+            await self._responder.reply(await self._upload())
             return
-        body = await read_body(receive, headers, service.limits)
+        body = await read_body(self._client.receive, headers, service.limits)
         if body is None:
             return
         downloads = {"file_content": self._content, "batch_results": self._results}
@@ -156,13 +158,13 @@ class StoreRequestHandler:
 
     # --- files ----------------------------------------------------------------------------------------------------
 
-    async def _upload(self, receive: Receive) -> Reply:
+    async def _upload(self) -> Reply:
         codec, store, settings = self._file_codec, self._work.files, self._work.settings
         path = store.new()
         try:
             upload = Upload(path, min(settings.max_file_bytes, await store.room(self._owner)))
             self._account.stage = "read"
-            await upload.read(receive, self._headers, self._service.limits)
+            await upload.read(self._client.receive, self._headers, self._service.limits)
             purpose = upload.fields.get("purpose")
             if purpose is None:
                 raise InvalidRequest("Missing required parameter: 'purpose'.", param="purpose")
@@ -282,10 +284,10 @@ class StoreRequestHandler:
                 (b"x-request-id", self._account.request_id.encode()),
             ]
             self._account.status, self._account.stage = 200, "send"
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._client.send({"type": "http.response.start", "status": 200, "headers": headers})
             left = 0 if self._head else size
             while left and (data := await asyncio.to_thread(file.read, min(_CHUNK, left))):
                 left -= len(data)
-                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+                await self._client.send({"type": "http.response.body", "body": data, "more_body": True})
             self._account.end("ok")
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})

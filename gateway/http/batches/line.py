@@ -9,10 +9,11 @@ import asyncio
 from typing import Any, cast
 
 import msgspec
-from litestar.types import HTTPReceiveMessage, HTTPScope, HTTPSendMessage, Receive, Send
+from litestar.types import HTTPReceiveMessage, HTTPScope, HTTPSendMessage, Send
 from msgspec.structs import replace
 
 from adapters.base import Call, Reply
+from gateway.http.client import AsgiClient
 from gateway.http.request import RequestHandler
 from gateway.mounts import Operation
 from gateway.service import Service
@@ -45,7 +46,7 @@ class LineRequest(RequestHandler):
     __slots__ = ("_answered", "_body", "_headers", "_key_owner", "_status")
 
     def __init__(self, service: Service, operation: Operation, owner: str, body: bytes) -> None:
-        super().__init__(service, operation, {}, _SCOPE, cast(Send, self._take))
+        super().__init__(service, operation, {}, _SCOPE, AsgiClient(_stays, cast(Send, self._take)))
         self._key_owner = owner
         self._body = body
         self._status = 0
@@ -54,14 +55,14 @@ class LineRequest(RequestHandler):
 
     async def ask(self) -> LineAnswer:
         """The answer."""
-        await self.run(_stays)
+        await self.run()
         retry_after = None
         # As a client would: these statuses say that it is worth asking again, 429 only with a time.
         if self._status in (503, 529) or (self._status == 429 and "retry-after" in self._headers):
             retry_after = float(self._headers.get("retry-after", 0))
         return LineAnswer(self._status, self._account.request_id, self._answered, retry_after)
 
-    async def _read(self, receive: Receive) -> tuple[Call, bytes] | None:  # noqa: ARG002
+    async def _read(self) -> tuple[Call, bytes] | None:
         service = self._service
         # The key's rights as they are now: the batch may be a day old.
         self._account.key = service.keys.of_owner(self._key_owner)

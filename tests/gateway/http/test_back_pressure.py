@@ -9,7 +9,7 @@ from typing import Any
 
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
-from gateway.http.answering import FLOW_EXTENSION
+from gateway.http.client import FLOW_EXTENSION
 from schemas.ir import Events, Generate
 from tests.gateway.serving import MESSAGES, config, ready
 

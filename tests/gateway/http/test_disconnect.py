@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.http.client import AsgiClient
 from gateway.http.disconnect import PendingMessage, cancel_on_disconnect
 
 DISCONNECT = {"type": "http.disconnect"}
@@ -21,6 +22,13 @@ def after(*steps: float | asyncio.Future[None]) -> Any:
         return DISCONNECT
 
     return receive
+
+
+def client(receive: Any) -> AsgiClient:
+    async def send(_: object) -> None:
+        """Nothing is answered."""
+
+    return AsgiClient(receive, send)
 
 
 async def test_a_message_that_is_there_needs_no_waiting() -> None:
@@ -76,7 +84,7 @@ async def test_work_is_done_while_the_client_stays() -> None:
         await asyncio.sleep(0.001)
         done.append(None)
 
-    await cancel_on_disconnect(after(60.0), work())
+    await cancel_on_disconnect(client(after(60.0)), work())
     assert done == [None]
 
 
@@ -91,7 +99,7 @@ async def test_work_is_cancelled_when_the_client_leaves_and_the_task_goes_on(rec
         finally:
             cancelled = True
 
-    await cancel_on_disconnect(receive, work())
+    await cancel_on_disconnect(client(receive), work())
     assert cancelled
     task = asyncio.current_task()
     assert task is not None
@@ -100,7 +108,7 @@ async def test_work_is_cancelled_when_the_client_leaves_and_the_task_goes_on(rec
 
 
 async def test_anothers_cancellation_is_passed_on() -> None:
-    task = asyncio.create_task(cancel_on_disconnect(after(60.0), asyncio.sleep(60)))
+    task = asyncio.create_task(cancel_on_disconnect(client(after(60.0)), asyncio.sleep(60)))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -112,4 +120,4 @@ async def test_what_the_work_raises_is_passed_on() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        await cancel_on_disconnect(after(60.0), work())
+        await cancel_on_disconnect(client(after(60.0)), work())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import httptools
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Limits
-from gateway.process.request_head import Framing, Head, RefusedHead, read_head
+from gateway.process.request_head import Framing, Head, HeadReader, RefusedHead, read_head
 
 NAMES = st.sampled_from(
     (
@@ -95,3 +96,32 @@ def test_what_is_taken_is_read_as_another_parser_reads_it(
 def test_the_fields_decide(fields: bytes, expected: tuple[int | Framing, bool, bool]) -> None:
     head: Head = read_head(b"POST / HTTP/1.1\r\nHost: h\r\n%b\r\n" % fields, Limits())
     assert (head.framing, head.keeps_alive, head.expects_continue) == expected
+
+
+def _heads() -> st.SearchStrategy[bytes]:
+    """Heads that are alike: of a few clients, with lengths in several forms, and some that are wrong."""
+    lengths = st.sampled_from(("0", "7", "12345", "9" * 18, "9" * 19, "", "-1", "1 2"))
+    names = st.sampled_from(("Content-Length: ", "content-length: ", "content-length:", "CONTENT-LENGTH: ", "x: "))
+    fields = st.lists(
+        st.one_of(
+            st.builds(lambda name, length: f"{name}{length}", names, lengths),
+            st.sampled_from(("Host: a", "Connection: close", "Expect: 100-continue", "Authorization: Bearer k", "bad")),
+        ),
+        max_size=4,
+    )
+    return fields.map(lambda lines: "".join(f"{line}\r\n" for line in ("POST /v HTTP/1.1", *lines, "")).encode())
+
+
+@given(st.lists(_heads(), min_size=1, max_size=12), st.integers(60, 200))
+def test_a_remembered_head_reads_as_if_it_were_read_anew(heads: list[bytes], longest: int) -> None:
+    limits = Limits(max_request_line=longest, max_header_bytes=120)
+    reader = HeadReader(limits)
+
+    def outcome(read: Callable[[bytes], Head], head: bytes) -> object:
+        try:
+            return read(head)
+        except RefusedHead as refused:
+            return refused.status, str(refused)
+
+    for head in heads:
+        assert outcome(reader.read, head) == outcome(lambda each: read_head(each, limits), head)

@@ -1,0 +1,127 @@
+"""The client of one request, as the request's handler sees it.
+
+Strategy: ASGI has a coroutine for each piece that comes or goes, and no word for a whole body that is there, for a
+client that leaves or for back-pressure. Our own server's connections are clients by themselves
+(`gateway.process.answer_cycle`), so nothing is wrapped or waited for on the way; any other ASGI server's are through
+`AsgiClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from litestar.types import HTTPScope, Receive, Send
+
+from gateway.http.disconnect import PendingMessage
+
+FLOW_EXTENSION = "interlingua.flow"
+"""The scope's extension whose `flow` is the connection's `Flow`."""
+
+RawHeaders = Sequence[tuple[bytes, bytes]]
+
+
+class Flow(Protocol):
+    """Back-pressure of a connection. ASGI has no word for it, so the server passes it in the scope's extensions.
+
+    Attributes:
+        write_paused: whether the transport's buffer is above its high-water mark.
+        gathers: whether events that come during a write are to be written together.
+    """
+
+    write_paused: bool
+    gathers: bool
+
+    async def drain(self) -> None:
+        """Wait until it is below again, or the connection is lost."""
+        ...
+
+
+class Client(Protocol):
+    """Who has sent a request.
+
+    Attributes:
+        headers: the request's as text, by name, if they are known already; None: they are to be decoded.
+    """
+
+    headers: Mapping[str, str] | None
+
+    @property
+    def flow(self) -> Flow | None:
+        """Back-pressure; None: it is not known."""
+        ...
+
+    @property
+    def receive(self) -> Receive:
+        """ASGI's, for a body in pieces."""
+        ...
+
+    @property
+    def send(self) -> Send:
+        """ASGI's, for what is written in pieces."""
+        ...
+
+    def take_body(self) -> bytes | None:
+        """The request's body if it has come as a whole; None: it is to be received."""
+        ...
+
+    def watch(self, leave: Callable[[], object]) -> None:
+        """Call `leave` once the client has left. To be called after the body was read."""
+        ...
+
+    def unwatch(self) -> None:
+        """Call nothing any more."""
+        ...
+
+    async def answer(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        """Send a whole answer."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of an answer that `send` has begun."""
+        ...
+
+
+class AsgiClient:
+    """A client behind ASGI.
+
+    Args:
+        receive, send: ASGI's.
+        flow: None: it is not known.
+    """
+
+    def __init__(self, receive: Receive, send: Send, flow: Flow | None = None) -> None:
+        self.receive = receive
+        self.send = send
+        self.flow = flow
+        self.headers: Mapping[str, str] | None = None
+        self._pending: PendingMessage | None = None
+
+    @classmethod
+    def of(cls, scope: HTTPScope, receive: Receive, send: Send) -> AsgiClient:
+        """The client of a request."""
+        extensions: Any = scope.get("extensions") or {}
+        return cls(receive, send, extensions.get(FLOW_EXTENSION, {}).get("flow"))
+
+    def take_body(self) -> bytes | None:
+        """None: a body comes in pieces."""
+        return None
+
+    def watch(self, leave: Callable[[], object]) -> None:
+        """Call `leave` once the client has left."""
+        self._pending = PendingMessage(self.receive)
+        self._pending.watch(leave)
+
+    def unwatch(self) -> None:
+        """Call nothing any more."""
+        if self._pending is not None:
+            self._pending.close()
+
+    async def answer(self, status: int, headers: RawHeaders, body: bytes) -> None:
+        """Send a whole answer."""
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of an answer."""
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
