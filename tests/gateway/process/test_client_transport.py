@@ -87,7 +87,7 @@ async def test_an_error_at_one_connection_leaves_the_limits_of_the_others_in_for
         def abort(self) -> None:
             self.aborted = True
 
-    connections, loop = Connections(Limits(header_timeout=0.01), str), asyncio.get_running_loop()
+    connections, loop = Connections(Limits(header_timeout=0.01), str, None), asyncio.get_running_loop()
     each = [Swept(), Swept(AttributeError("fileno")), Swept()]
     connections._open = {*each}
     with capture_logs() as logged:
