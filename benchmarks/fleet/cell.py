@@ -321,7 +321,7 @@ class Cell:
     def _start(self) -> None:
         number = next(number for number in count() if number not in self._engines)
         replica = self._replica(number, self.speed, self.shape)
-        name = f"engine {number} {self.now}"
+        name = engine_name(number, self.now)
         links = [
             EngineLink(number, name, _NOBODY, _NOBODY, heartbeat=HEARTBEAT, hung_after=30.0)
             for _ in range(self.plan.gateways)
@@ -368,3 +368,8 @@ class Cell:
             if job.received and job.cut < 0:
                 job.cut = self.now
             self._submit(job)
+
+
+def engine_name(number: int, started: float = 0.0) -> str:
+    """The name of an engine. Names decide where a conversation goes first, so real engines are to have the same."""
+    return f"engine {number} {started}"

@@ -14,6 +14,7 @@ from random import Random
 
 import msgspec
 import numpy
+from msgspec.structs import replace
 
 from backends.affinity import AffinityPolicy
 from backends.native.client.engine_client import EngineClient
@@ -22,7 +23,7 @@ from backends.native.client.transports import over_socket
 from backends.native.demo import WEIGHTS
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import SamplingParams, Submit
-from benchmarks.fleet.cell import HEARTBEAT, Plan, Result
+from benchmarks.fleet.cell import HEARTBEAT, Plan, Result, engine_name
 from benchmarks.fleet.replica import Job, Shape, Speed
 from benchmarks.fleet.traffic import Conversation, Lengths, Load, Traffic
 
@@ -31,18 +32,21 @@ LENGTHS = Lengths(systems=(64, 768), question=(10, 22), answer=(24, 40), most=25
 """For the bundled model, whose context has 2,048 tokens."""
 _KNOTS = (8, 16, 32, 64, 128, 192, 255, 256)
 """Tokens of prompts in a step for which its time is fitted. A full step is quicker than one that is nearly full."""
+_FITS = 5
+"""Of step times and of the machine's pace, in turns."""
 _FIRST_ID, _LAST_ID = 300, 767  # of the tokens of prompts
 _LOADING = 300.0  # seconds at most
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A step: its sequences, the cached tokens of those in decode, its tokens of prompts; its seconds, up to the next
-    step if there was one at once.
+    """A step: its sequences, the cached tokens of those in decode, its tokens of prompts; when it began in the run, and
+    its seconds, up to the next step if there was one at once.
     """
 
     sequences: int
     cached: int
     prompt: int
+    began: float
     seconds: float
 
 
@@ -52,8 +56,9 @@ def drive(number: int, plan: Plan, load: Load, seed: int, slowdown: float) -> tu
     Faults, deploys and scaling of the plan have no effect.
     """
     with _running(number, slowdown) as (sockets, measured):
-        result = asyncio.run(_Drive(sockets, plan, load, seed).run())
-    return result, measured
+        run = _Drive(sockets, plan, load, seed)
+        result = asyncio.run(run.run())
+    return result, [replace(each, began=each.began - run.began) for each in measured]
 
 
 def throughput(number: int, slowdown: float, seconds: float) -> float:
@@ -95,7 +100,7 @@ async def _saturate(sockets: Sequence[str], seconds: float) -> float:
 
 
 def _client(sockets: Sequence[str], routing: AffinityPolicy) -> EngineClient:
-    connects = {f"engine {number}": over_socket(socket) for number, socket in enumerate(sockets)}
+    connects = {engine_name(number): over_socket(socket) for number, socket in enumerate(sockets)}
     return EngineClient(connects, heartbeat=HEARTBEAT, hung_after=60.0, reconnect_timeout=60.0, routing=routing)
 
 
@@ -108,15 +113,23 @@ async def _ready(client: EngineClient) -> None:
 
 
 def fitted(measured: Sequence[Measured]) -> Speed:
-    """The step times of a simulated engine, by least squares."""
+    """The step times of a simulated engine, by least squares, and by how much the machine was slower or quicker in each
+    second than in the mean of the run.
+    """
     prompts = numpy.array([each.prompt for each in measured])
     # Of each number of tokens in `_KNOTS`, how much a step counts for it: a hat function.
     hats = [numpy.interp(prompts, _KNOTS, hat) * (prompts > 0) for hat in numpy.eye(len(_KNOTS))]
-    rest = [(1, each.sequences, each.cached) for each in measured]
+    rows = numpy.c_[[(1, each.sequences, each.cached) for each in measured], numpy.transpose(hats)]
     seconds = numpy.array([each.seconds for each in measured])
-    step, sequence, cached, *found = numpy.linalg.lstsq(numpy.c_[rest, numpy.transpose(hats)], seconds, rcond=None)[0]
-    table = zip((0, *_KNOTS), map(float, (found[0], *found)), strict=True)
-    return Speed(float(step), float(sequence), float(cached), tuple(table))
+    when = numpy.array([int(each.began) for each in measured])
+    pace = numpy.ones(when.max() + 1)
+    for _ in range(_FITS):
+        found = numpy.linalg.lstsq(rows * pace[when][:, None], seconds, rcond=None)[0]
+        usual = numpy.bincount(when, rows @ found, len(pace))
+        pace = numpy.divide(numpy.bincount(when, seconds, len(pace)), usual, out=numpy.ones(len(pace)), where=usual > 0)
+    step, sequence, cached, *table = (float(each) for each in found)
+    by_prompt = tuple(zip((0, *_KNOTS), (table[0], *table), strict=True))
+    return Speed(step, sequence, cached, by_prompt, tuple(pace.tolist()))
 
 
 @contextmanager
@@ -154,7 +167,7 @@ def _running(number: int, slowdown: float) -> Iterator[tuple[list[str], list[Mea
 
 
 class _Drive:
-    """A gateway's clients, each with links to all engines, and the conversations over them."""
+    """A gateway's clients, each with links to all engines, and the conversations over them. `began`: the run."""
 
     def __init__(self, sockets: Sequence[str], plan: Plan, load: Load, seed: int) -> None:
         assert plan.policy in ("prefix", "conversation", "least")
@@ -162,14 +175,14 @@ class _Drive:
         self._plan = plan
         self._traffic = Traffic(load, seed, SHAPE.block, plan.gateways)
         self._result = Result()
-        self._began = 0.0
+        self.began = 0.0
         self._closed = float("inf")
 
     async def run(self) -> Result:
         """Wait for the engines, and run until all conversations have ended."""
         try:
             await asyncio.gather(*map(_ready, self._clients))
-            self._began = time.monotonic()
+            self.began = time.monotonic()
             await self._arrivals()
         finally:
             for client in self._clients:
@@ -179,7 +192,7 @@ class _Drive:
 
     @property
     def _now(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self.began
 
     async def _arrivals(self) -> None:
         """Begin conversations when the trace does."""

@@ -26,21 +26,24 @@ class Speed(NamedTuple):
         sequence: for each sequence.
         cached: for each cached token.
         prompts: for the tokens of prompts in it: their numbers, in order, and the seconds of each; linear between.
+        pace: how many times as long all of that takes, in each second of the run, and after them as in the last one;
+            none: once.
     """
 
     step: float = 0.020
     sequence: float = 0.00015
     cached: float = 0.0
     prompts: Sequence[tuple[int, float]] = ((0, 0.0), (8000, 1.0))
+    pace: Sequence[float] = ()
 
-    def of(self, sequences: int, cached: float, prompt: int) -> float:
-        """Of a step with so many sequences, cached tokens and tokens of prompts."""
+    def of(self, sequences: int, cached: float, prompt: int, now: float) -> float:
+        """Of a step with so many sequences, cached tokens and tokens of prompts, which begins at `now`."""
         seconds = self.step + self.sequence * sequences + self.cached * cached
         if prompt:
             place = bisect_left(self.prompts, (prompt, 0.0))
             (before, low), (after, high) = self.prompts[place - 1 : place + 1]
             seconds += low + (high - low) * (prompt - before) / (after - before)
-        return seconds
+        return seconds * self.pace[min(int(now), len(self.pace) - 1)] if self.pace else seconds
 
 
 class Shape(NamedTuple):
@@ -207,10 +210,11 @@ class Replica:
         if not self._chunks and not rows:
             self.until = None
             return
-        self._count = 1 if self._chunks or preempted else self._steps_with_room()
+        alone = self._chunks or preempted or self.speed.pace
+        self._count = 1 if alone else self._steps_with_room()
         # The cache grows by a token for each sequence and step: what it has in the middle.
         cached = self._kv + rows * (self._count - 1) / 2
-        self._each = self.speed.of(rows + len(self._chunks), cached, sum(tokens for _, tokens in self._chunks))
+        self._each = self.speed.of(rows + len(self._chunks), cached, sum(tokens for _, tokens in self._chunks), now)
         self._began, self.until = now, now + self._count * self._each
 
     def _missing(self, steps: int) -> int:

@@ -69,4 +69,4 @@ class ScheduledReplica(Replica):
             return
         prompts = sum(work.count for work in self._works if not work.sequence.generated)
         cached = sum(work.start for work in self._works if work.sequence.generated)
-        self.until = now + self.speed.of(len(self._works), cached, prompts)
+        self.until = now + self.speed.of(len(self._works), cached, prompts, now)

@@ -52,7 +52,7 @@ class SlowedEngine(management.ManagedEngine):
         """Run a step, and wait."""
         began = time.monotonic()
         if self._began is not None:
-            self._note(began - self._began)
+            self._note(self._began, began)
         steps = super().step()
         # With what was done since the last step: messages that were read and sent.
         now = time.thread_time()
@@ -60,12 +60,12 @@ class SlowedEngine(management.ManagedEngine):
         time.sleep(max(0.0, began + self._slowdown * spent - time.monotonic()))
         self._began = began if self.busy else None
         if self._began is None:
-            self._note(time.monotonic() - began)
+            self._note(began, time.monotonic())
         return steps
 
-    def _note(self, seconds: float) -> None:
+    def _note(self, began: float, ended: float) -> None:
         if self._composition[0]:
-            self.measured.append(Measured(*self._composition, seconds))
+            self.measured.append(Measured(*self._composition, began, ended - began))
 
 
 def main() -> int:

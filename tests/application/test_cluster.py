@@ -16,12 +16,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from backends.native.demo import WEIGHTS
-from tests.gateway.processes import LIMIT, Gateway, serving, until
+from tests.gateway.processes import LIMIT, Gateway, alive, serving, start, until
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.cluster]
 
@@ -157,6 +158,33 @@ def test_streams_of_a_killed_engine_go_on_at_the_others(gateway: Gateway, expect
     print(f"the longest pause after a kill: {pause:.3f} s")
     assert texts == expected
     assert "engine.lost" in gateway.log.read_text()
+
+
+def test_a_killed_gateway_harms_no_stream_of_another(
+    gateway: Gateway, remote: tuple[subprocess.Popen[bytes], int], expected: list[Text], tmp_path: Path
+) -> None:
+    name = f"{ELSEWHERE}:{remote[1]}"
+    config = tmp_path / "gateway.toml"
+    config.write_text(CONFIG.format(host=ELSEWHERE, port=remote[1]).replace("replicas = 2\n", ""))
+    other = start("--config", str(config), env=SECRET, log=tmp_path / "log")
+    try:
+        until(lambda: other.greets() or other.process.poll() is not None, other.log)
+        assert states(other) == {name: 1}
+        below = [*other.children()]
+        with ThreadPoolExecutor(1) as pool:
+            begun = Event()
+            cut = pool.submit(stream, other, 1, on_token=lambda _: begun.set())
+            assert begun.wait(LIMIT)
+            texts, pause = all_at_once(gateway, other.process.kill)
+            assert not isinstance(cut.exception(LIMIT), AssertionError)  # ended by the kill, or complete before it
+    finally:
+        other.process.kill()
+        other.process.wait(LIMIT)
+    print(f"the longest pause after the kill of a gateway: {pause:.3f} s")
+    assert texts == expected
+    until(lambda: not any(map(alive, below)), other.log)
+    # The engine has freed what the dead gateway ran.
+    until(lambda: samples(gateway, "vllm:num_requests_running")[name] == 0, gateway.log)
 
 
 def test_streams_of_a_stopped_machine_go_on_at_the_others(

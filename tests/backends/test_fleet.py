@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from backends.autoscaling import Scaling
 from benchmarks.fleet.__main__ import figures, run
 from benchmarks.fleet.cell import Cell, Plan
-from benchmarks.fleet.replica import Job, Replica, Shape
+from benchmarks.fleet.engines import Measured, fitted
+from benchmarks.fleet.replica import Job, Replica, Shape, Speed
 from benchmarks.fleet.scheduled import ScheduledReplica
 from benchmarks.fleet.traffic import Load, Traffic
 
@@ -32,6 +35,20 @@ def test_an_engine_without_blocks_preempts_and_ends_all(kind: type[Replica]) -> 
         engine.pool.check()
     assert len(ended) == len(jobs)
     assert engine.pool.free == engine.pool.count
+
+
+def test_the_step_times_of_a_run_are_found_whatever_the_machine_does_beside() -> None:
+    draw = Random(1)
+    truth = Speed(0.01, 0.0006, 1e-6, ((0, 0.005), (64, 0.02), (256, 0.05)), (1.0, 2.0, 0.5))
+    steps = []
+    for _ in range(3000):
+        began, prompt = draw.uniform(0.0, 3.0), draw.choice((0, 8, 40, 64, 100, 256))
+        sequences, cached = draw.randint(1, 16), draw.randrange(10_000)
+        steps.append(Measured(sequences, cached, prompt, began, truth.of(sequences, cached, prompt, began)))
+    found = fitted(steps)
+    for each in steps[:100]:
+        seconds = found.of(each.sequences, each.cached, each.prompt, each.began)
+        assert seconds == pytest.approx(each.seconds, rel=0.05)
 
 
 def test_no_request_is_lost_with_machines_engines_and_the_head() -> None:
