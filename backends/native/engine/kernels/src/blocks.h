@@ -83,7 +83,7 @@ struct Activations {
   }
 
 #ifdef MULTIPLIES_BYTES
-  // The largest integer that is rounded to: 127 * 65536 + 127 * 256 + 127 is the largest of three signed bytes.
+  // Three signed bytes hold 127 * 65536 + 127 * 256 + 127 at most; one less, since a product is rounded.
   static constexpr float HIGHEST = 8355711 - 1;
 
   // All lanes as one number, by halves, quarters and so on.
