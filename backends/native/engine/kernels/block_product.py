@@ -2,7 +2,7 @@
 
 Strategy: a step of few rows takes as long as its weights take to be read, so their blocks are read as the file has
 them, and not the float32 or bfloat16 numbers that they stand for: of a weight of 4 bits a seventh or two sevenths of
-the bytes. Weights are made in registers and multiplied with exact activations, so the product is that of the expanded
+the bytes. Their levels are multiplied in registers with exact activations, so the product is that of the expanded
 weight. Only the order of the bytes is another one: those of 16 outputs stand side by side.
 """
 
@@ -32,6 +32,19 @@ KINDS = {
 }
 """The types that the compiled code reads, by ggml's numbers: the weights of a block and its bytes. In this order Q4_0,
 Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K."""
+_FIELDS = {
+    2: ((1, 2), (4, 4)),
+    3: ((2, 2), (4, 4)),
+    6: ((1, 2), (5, 4)),
+    7: ((2, 2), (5, 4)),
+    8: ((1, 2), (8, 4)),
+    12: ((2, 2), (12, 1), (32, 4)),
+    13: ((2, 2), (12, 1), (40, 4)),
+    14: ((48, 4), (16, 1), (1, 2)),
+}
+"""Of each type what its blocks consist of, so many fields of so many bytes each: see `src/block_formats.h`."""
+ROOM = 35 / 32
+"""The float32 for an input, of memory for the activations of a product: `Activations` of `src/blocks.h`."""
 _LANES = 16  # outputs whose blocks stand side by side; LANES of `src/simd.h`
 _LIBRARY = "block_product"
 # Bytes of a part of a weight that is expanded at once, for steps of more rows: some times a second-level cache.
@@ -46,7 +59,8 @@ class Blocks:
         kind: ggml's number of the type, one of `KINDS`.
         outputs: rows of the matrix.
         inputs: its columns.
-        bytes: [groups of 16 outputs, blocks of an output, bytes of a block, 16] uint8.
+        bytes: [groups of 16 outputs, blocks of an output, 16 * bytes of a block] uint8: of 16 blocks the first field,
+            then the second one, and so on.
     """
 
     kind: int
@@ -61,8 +75,9 @@ class Blocks:
         outputs, count = len(rows), rows.shape[1] // width
         whole = torch.zeros(-(-outputs // _LANES) * _LANES, count * width, dtype=torch.uint8)
         whole[:outputs] = rows
-        interleaved = whole.view(-1, _LANES, count, width).permute(0, 2, 3, 1).contiguous()
-        return cls(kind, outputs, count * size, interleaved)
+        fields = [field for number, wide in _FIELDS[kind] for field in (wide,) * number]
+        each = torch.split(whole.view(-1, _LANES, count, width).transpose(1, 2), fields, dim=3)
+        return cls(kind, outputs, count * size, torch.cat([field.flatten(2) for field in each], dim=2))
 
 
 def can_multiply(dtype: torch.dtype) -> bool:
@@ -110,14 +125,14 @@ class BlockProduct:
         """[..., inputs] to [..., outputs], for up to `MAX_ROWS` rows."""
         rows = rows.contiguous()
         product = rows.new_empty(*rows.shape[:-1], self.outputs)
-        room = None if rows.dtype == torch.float32 else torch.empty(rows.numel())
+        room = torch.empty(int(rows.numel() * ROOM))
         self._multiply(
             rows.data_ptr(),
             self.address,
             len(self.parts),
             None if self._bias is None else self._bias.data_ptr(),
             product.data_ptr(),
-            None if room is None else room.data_ptr(),
+            room.data_ptr(),
             rows.numel() // self.inputs,
             self.inputs,
             torch.get_num_threads(),

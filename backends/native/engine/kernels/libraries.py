@@ -53,7 +53,7 @@ LIBRARIES: dict[str, Library] = {
             "block_product",
             "GGUF files take three to seven times the memory, decode of one sequence is 2x to 3x slower",
             _for_dtypes("multiply_blocks", *[_POINTER] * 2, _LONG, *[_POINTER] * 3, *[_LONG] * 2, _INT)
-            | _for_dtypes("multiply_blocks_in_team", *[_POINTER] * 2, _LONG, *[_POINTER] * 3, *[_LONG] * 2)
+            | _for_dtypes("multiply_blocks_in_team", *[_POINTER] * 2, _LONG, *[_POINTER] * 4, *[_LONG] * 2)
             | _for_dtypes("expand_blocks", _POINTER, *[_LONG] * 2, _POINTER, _LONG, _INT)
             | _for_dtypes("look_up_blocks", *[_POINTER] * 2, _LONG, _POINTER, _LONG),
         ),

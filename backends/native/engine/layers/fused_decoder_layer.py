@@ -20,6 +20,7 @@ from backends.native.engine.attention.interface import AttentionMetadata, Forwar
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.attention.registry import CPU_PAGED, best_kernel, find_kernel
+from backends.native.engine.kernels.block_product import ROOM
 from backends.native.engine.kernels.gemv import MAX_ROWS
 from backends.native.engine.kernels.jit import Function, typed_function
 from backends.native.engine.layers.block_linear import BlockLinear
@@ -81,8 +82,7 @@ class FusedDecoderLayer(nn.Module):
         joined = max(attention.qkv_proj.out_features, 2 * inner)
         widest = max(len(layer.input_layernorm.weight), attention.o_proj.in_features, inner)
         self._scratch_width = len(layer.input_layernorm.weight) + joined + attention.o_proj.in_features + inner
-        # In float32, for what weights in blocks are multiplied with: the compiled product takes nothing else.
-        self._room_width = 0 if dtype == torch.float32 else widest
+        self._room_width = int(widest * ROOM)  # for weights in blocks
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the model's own layer, which model code may read."""

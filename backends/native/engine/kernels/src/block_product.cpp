@@ -3,17 +3,15 @@
 // blocks.h.
 #include "blocks.h"
 
-using blocks::BLOCK, blocks::Part, blocks::PIECE;
+using blocks::Activations, blocks::Part, blocks::PIECE;
 
-// `room`: rows * inputs float32, for a dtype other than that.
+static_assert(sizeof(Activations) <= 4 * 35, "ROOM of block_product.py");
+
 template <class Dtype>
-void multiply(const void* input, const Part* parts, long count, const void* bias, void* output, float* room, long rows,
-              long inputs, int threads) {
+void multiply(const void* input, const Part* parts, long count, const void* bias, void* output, Activations* room,
+              long rows, long inputs, int threads) {
 #pragma omp parallel num_threads(threads)
-  {
-    const float* activations = gemm::as_float32<Dtype>(input, room, rows * inputs);
-    blocks::multiply<Dtype>(activations, parts, count, bias, nullptr, output, rows, inputs);
-  }
+  blocks::multiply<Dtype>(input, parts, count, bias, nullptr, output, room, rows, inputs);
 }
 
 // weights[inputs, outputs]: those of `outputs` outputs from `first` on, which is a multiple of LANES.
@@ -51,18 +49,18 @@ void look_up(const Part& part, const int64_t* ids, long count, void* rows, long 
   }
 }
 
-#define MULTIPLY(name, dtype)                                                                                         \
-  extern "C" void name(const void* input, const Part* parts, long count, const void* bias, void* output, float* room, \
-                       long rows, long inputs, int threads) {                                                         \
-    multiply<dtype>(input, parts, count, bias, output, room, rows, inputs, threads);                                  \
+#define MULTIPLY(name, dtype)                                                                            \
+  extern "C" void name(const void* input, const Part* parts, long count, const void* bias, void* output, \
+                       Activations* room, long rows, long inputs, int threads) {                         \
+    multiply<dtype>(input, parts, count, bias, output, room, rows, inputs, threads);                     \
   }
 MULTIPLY(multiply_blocks_float32, Float32)
 MULTIPLY(multiply_blocks_bfloat16, BFloat16)
 
-#define MULTIPLY_IN_TEAM(name, dtype)                                                             \
-  extern "C" void name(const float* activations, const Part* parts, long count, const void* bias, \
-                       const void* residual, void* output, long rows, long inputs) {              \
-    blocks::multiply<dtype>(activations, parts, count, bias, residual, output, rows, inputs);     \
+#define MULTIPLY_IN_TEAM(name, dtype)                                                                            \
+  extern "C" void name(const void* input, const Part* parts, long count, const void* bias, const void* residual, \
+                       void* output, Activations* room, long rows, long inputs) {                                \
+    blocks::multiply<dtype>(input, parts, count, bias, residual, output, room, rows, inputs);                    \
   }
 MULTIPLY_IN_TEAM(multiply_blocks_in_team_float32, Float32)
 MULTIPLY_IN_TEAM(multiply_blocks_in_team_bfloat16, BFloat16)

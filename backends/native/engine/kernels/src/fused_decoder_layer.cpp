@@ -20,8 +20,8 @@ struct Linear {
 struct Layer {
   Linear qkv, out, gate_up, down;
   const void *norm, *second_norm, *query_norm, *key_norm;
-  void (*multiply_blocks)(const float* activations, const void* parts, long count, const void* bias,
-                          const void* residual, void* output, long rows, long inputs);
+  void (*multiply_blocks)(const void* input, const void* parts, long count, const void* bias, const void* residual,
+                          void* output, void* room, long rows, long inputs);
   long width, heads, key_heads, head_width, inner, window, gelu;
   float epsilon, second_epsilon, head_epsilon, scale;
 };
@@ -31,14 +31,13 @@ struct Step {
   long rows, rotated, table, page, threads;
 };
 
-// Called by every thread of a parallel region. `room`: see gemm::as_float32.
-template <class Dtype, class Dot>
-void multiply(const Layer& of, const Linear& linear, const void* input, const void* residual, void* output, float* room,
+// Called by every thread of a parallel region.
+template <class Dot>
+void multiply(const Layer& of, const Linear& linear, const void* input, const void* residual, void* output, void* room,
               long rows, long outputs, long inputs) {
   if (!linear.parts)
     return gemm::multiply<Dot>(input, linear.weight, linear.bias, residual, output, rows, outputs, inputs);
-  const float* activations = gemm::as_float32<Dtype>(input, room, rows * inputs);
-  of.multiply_blocks(activations, linear.weight, linear.parts, linear.bias, residual, output, rows, inputs);
+  of.multiply_blocks(input, linear.weight, linear.parts, linear.bias, residual, output, room, rows, inputs);
 }
 
 // `hidden`[rows, width] in place. `scratch` has room for rows * (width + max(queries, keys and values; gate and up) +
@@ -46,7 +45,7 @@ void multiply(const Layer& of, const Linear& linear, const void* input, const vo
 template <class Dtype, class Dot>
 void compute(const Layer& of, void* hidden, const void* cosines, const void* sines, const int64_t* slots, void* keys,
              void* values, const int64_t* tokens, const int64_t* tables, const int64_t* contexts, void* scratch,
-             float* room, const Step& step) {
+             void* room, const Step& step) {
   const long rows = step.rows, attended = of.heads * of.head_width;
   const long qkv = attended + 2 * of.key_heads * of.head_width;
   auto* normed = static_cast<typename Dtype::scalar*>(scratch);
@@ -75,25 +74,25 @@ void compute(const Layer& of, void* hidden, const void* cosines, const void* sin
 #pragma omp parallel num_threads(step.threads)
   {
     rms_norm::norm_rows<Dtype>(hidden, of.norm, normed, rows, of.width, of.epsilon);
-    multiply<Dtype, Dot>(of, of.qkv, normed, nullptr, joined, room, rows, qkv, of.width);
+    multiply<Dot>(of, of.qkv, normed, nullptr, joined, room, rows, qkv, of.width);
     rotary::rotate_and_store<Dtype>(joined, cosines, sines, of.query_norm, of.key_norm, slots, keys, values,
                                     rotary_sizes, of.head_epsilon);
     paged_decode::attend<Pages>(joined, pools, mixed, tokens, tables, contexts, decode_sizes, of.scale);
-    multiply<Dtype, Dot>(of, of.out, mixed, hidden, hidden, room, rows, of.width, attended);
+    multiply<Dot>(of, of.out, mixed, hidden, hidden, room, rows, of.width, attended);
     rms_norm::norm_rows<Dtype>(hidden, of.second_norm, normed, rows, of.width, of.second_epsilon);
-    multiply<Dtype, Dot>(of, of.gate_up, normed, nullptr, joined, room, rows, 2 * of.inner, of.width);
+    multiply<Dot>(of, of.gate_up, normed, nullptr, joined, room, rows, 2 * of.inner, of.width);
     if (of.gelu)
       gated::activate_and_multiply<Dtype, gated::Gelu>(joined, gates, rows, of.inner);
     else
       gated::activate_and_multiply<Dtype, gated::Silu>(joined, gates, rows, of.inner);
-    multiply<Dtype, Dot>(of, of.down, gates, hidden, hidden, room, rows, of.width, of.inner);
+    multiply<Dot>(of, of.down, gates, hidden, hidden, room, rows, of.width, of.inner);
   }
 }
 
 #define DECODER_LAYER(name, dtype, dot)                                                                             \
   extern "C" void name(const Layer* of, void* hidden, const void* cosines, const void* sines, const int64_t* slots, \
                        void* keys, void* values, const int64_t* tokens, const int64_t* tables,                      \
-                       const int64_t* contexts, void* scratch, float* room, const Step* step) {                     \
+                       const int64_t* contexts, void* scratch, void* room, const Step* step) {                      \
     compute<dtype, dot>(*of, hidden, cosines, sines, slots, keys, values, tokens, tables, contexts, scratch, room,  \
                         *step);                                                                                     \
   }

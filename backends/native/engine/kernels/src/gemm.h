@@ -5,8 +5,6 @@
 // K_PIECE words (64 KB), which stay in the first- or second-level cache between turns.
 #pragma once
 
-#include <type_traits>
-
 #include "dot.h"
 
 namespace gemm {
@@ -44,19 +42,6 @@ void add_rows(const uint32_t* inputs, long stride, const u32x16* weight, long co
       case 5: add_tile<Dot, 5>(inputs, stride, weight, count, sums); break;
       case 6: add_tile<Dot, 6>(inputs, stride, weight, count, sums); break;
     }
-}
-
-// `numbers`[count] as float32: themselves, or copies in `room`. Called by every thread of a parallel region.
-template <class Dtype>
-const float* as_float32(const void* numbers, float* room, long count) {
-  if constexpr (std::is_same_v<Dtype, Float32>) {
-    return static_cast<const float*>(numbers);
-  } else {
-    const auto* own = static_cast<const typename Dtype::scalar*>(numbers);
-#pragma omp for schedule(static)
-    for (long at = 0; at < count; at += LANES) store<Float32>(room + at, load<Dtype>(own + at, count - at), count - at);
-    return room;
-  }
 }
 
 // The epilogue of the products in sums[rows, VECTORS]: those of `wide` <= BLOCK outputs from `first` on.

@@ -58,6 +58,37 @@ def test_products_equal_those_in_float64(name: str, dtype: torch.dtype, toleranc
             assert error.max() < tolerance, count
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_product_of_a_row_is_the_same_to_the_last_bit_beside_others(name: str) -> None:
+    product = BlockProduct((made(name, 70, 512)[0],), None, torch.float32)
+    rows = torch.randn(MAX_ROWS, 512, generator=torch.Generator().manual_seed(0))
+    expected = product.multiply(rows)
+    for count in (1, 2, 8, 33):
+        assert torch.equal(product.multiply(rows[:count]), expected[:count]), count
+
+
+@pytest.mark.parametrize("factor", [0, 1e-38, 1e-30, 1e30])
+def test_activations_may_be_small_or_large(factor: float) -> None:
+    blocks, weights = made("Q4_1", 20, 64)
+    rows = torch.randn(3, 64, generator=torch.Generator().manual_seed(0)) * factor
+    rows[:, 32:] *= 2**-6
+    found = BlockProduct((blocks,), None, torch.float32).multiply(rows).double()
+    expected = rows.double() @ weights.double().T
+    # Activations near float32's smallest normal number are multiples of it.
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max()) + 2**-116)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_number_has_no_product(name: str, wrong: float) -> None:
+    product = BlockProduct((made(name, 20, 512)[0],), None, torch.float32)
+    rows = torch.ones(3, 512)
+    rows[1, 77] = wrong
+    found = product.multiply(rows)
+    assert not found[1].isfinite().any()
+    assert found[[0, 2]].isfinite().all()
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_parts_of_several_kinds_follow_each_other(threads: int) -> None:
     parts = [made(name, outputs, 256, outputs) for name, outputs in (("Q4_K", 96), ("Q6_K", 32), ("Q8_0", 8))]
