@@ -1,4 +1,4 @@
-"""Requests to a wrong base URL, or for a name in other letters, are refused in their own protocol, with what is right."""
+"""Requests to a wrong base URL, or for a name in other letters, are refused with what is right."""
 
 from __future__ import annotations
 
