@@ -33,7 +33,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python test-oldest check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
+.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python test-oldest test-documents check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -111,6 +111,9 @@ test-oldest: $(TOOLS)/.installed  ## the fast tests, and the engine's, with the 
 	$(TEST_ENV) HYPOTHESIS_PROFILE=fast $(OTHER)/bin/pytest -q -n logical -m "not torch and not slow" --ignore tests/clients
 	$(OTHER)/bin/pip $(PIP) --constraint $(OTHER)/engine.txt --editable '.[engine,check,check-engine]'
 	$(TEST_ENV) $(OTHER)/bin/pytest -q -n 2 --dist loadfile -m "torch and not slow" tests/backends/native
+
+test-documents: models $(VENV)/.checked  ## every command of the documents, and every server that they start (two minutes)
+	$(TEST_ENV) INTERLINGUA_WIDE=1 $(VENV)/bin/pytest -q -n 2 tests/shell tests/test_shell_blocks.py tests/test_documents.py
 
 test-image: $(VENV)/.checked  ## the steps of the gateway's Dockerfile in a chroot, as root (a minute or two)
 	$(TEST_ENV) INTERLINGUA_IMAGE=1 $(VENV)/bin/pytest -q tests/deploy/test_images.py

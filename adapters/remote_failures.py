@@ -48,7 +48,8 @@ def failure_of(status: int, message: str, retry_after: float | None) -> GatewayE
     if status in (400, 422):
         return InvalidRequest(message)
     if status == 404:
-        return ModelNotFound(message)
+        # Without a message it is rather the path that is not there: a wrong base URL, or another protocol's server.
+        return ModelNotFound("The backend has no such model, or no such path." if message == REFUSED else message)
     if status == 413:
         return BodyTooLarge(message)
     if status == 429:

@@ -171,7 +171,8 @@ class Asking:
         reply = await response.reply(deadline)
         # Proxies answer 200 with an HTML page; servers that ignore `stream` answer a stream with one JSON object.
         if reply.media_type not in _WHOLE:
-            raise BackendFailed("The backend's answer is not of its protocol.", fault=Fault.MALFORMED)
+            page = ": it is a web page (text/html)" if reply.media_type == "text/html" else ""
+            raise BackendFailed(f"The backend's answer is not of its protocol{page}.", fault=Fault.MALFORMED)
         return None, codec.decode(request, reply)
 
 

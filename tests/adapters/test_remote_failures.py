@@ -33,6 +33,7 @@ def test_the_status_counts_where_the_body_cannot_be_decoded(adapter: Adapter, bo
         refused = client.error(Reply(body, 400))
         assert isinstance(refused, InvalidRequest)
         assert refused.message == "The backend refused the request."
+        assert client.error(Reply(body, 404)).message == "The backend has no such model, or no such path."
 
 
 @pytest.mark.parametrize("name", ["retry-after", "retry-after-ms"])

@@ -89,6 +89,18 @@ async def test_a_gateway_over_a_gateway_lists_its_context_lengths(kind: str, pat
             assert (await client.get("/v1/models/a")).json().get("max_model_len") == listed["a"]
 
 
+async def test_a_web_page_in_the_place_of_an_answer_is_named() -> None:
+    async with upstream(lambda _: (response(b"<html>", type="text/html"),)) as there:
+        backend = f'[backends.far]\nkind = "openai"\nurl = "{there.url}/v1"\n'
+        text = f'{backend}[endpoints.t]\nserved_entities = [{{ name = "t", backend = "far" }}]\n'
+        async with running(create_app(parse(text))) as client:
+            chat = {"model": "t", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
+            answer = await client.post("/v1/messages", json=chat)
+    error = "The backend's answer is not of its protocol: it is a web page (text/html)."
+    assert answer.status_code == 502
+    assert answer.json() == {"type": "error", "error": {"type": "api_error", "message": error}}
+
+
 @pytest.mark.parametrize(("path", "hint"), [("", "has `url` to end in /v1?"), ("/v1", r"name them as endpoints")])
 async def test_a_server_that_lists_no_models_may_have_another_url(path: str, hint: str) -> None:
     async with upstream(lambda _: (response(b"{}", "404 Not Found"),)) as there:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -131,6 +132,8 @@ FOUND = {
     if "gateway serve" in line or "make serve" in line
 }
 TORCH_FREE = (elsewhere, imported, traced)
+WIDE = (made, packaged, checkpoint)
+"""Of models that other tests serve by a configuration: each start of an engine takes seconds of a core."""
 
 
 def test_every_line_that_starts_a_server_is_run() -> None:
@@ -143,6 +146,8 @@ def test_every_line_that_starts_a_server_is_run() -> None:
     "line", [pytest.param(line, marks=() if make in TORCH_FREE else needs_engine) for line, make in LINES.items()]
 )
 def test_a_server_of_the_documents(line: str, tmp_path: Path) -> None:
+    if LINES[line] in WIDE and not os.environ.get("INTERLINGUA_WIDE"):
+        pytest.skip("part of `make test-documents`")
     machine = Machine(tmp_path / "root")
     (machine.here / ".venv").symlink_to(venv())
     machine.environment["INTERLINGUA_SERVE_PORT"] = "0"

@@ -1,4 +1,4 @@
-"""Clients with a wrong base URL, or a name in other letters, are told so in their own protocol."""
+"""Requests to a wrong base URL, or for a name in other letters, are refused with what is right."""
 
 from __future__ import annotations
 
