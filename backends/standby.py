@@ -1,13 +1,18 @@
-"""A process in waiting: it has done its imports, and takes the place of another one that ends."""
+"""A process in waiting: it has done its imports, and takes the place of another one that ends.
+
+Such a process may be an engine: how a backend's engines are started is here, too.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 import structlog
 
 from backends.process import BackOff, SupervisedProcess, is_stopped
@@ -95,3 +100,39 @@ class WarmProcess(SupervisedProcess):
             called.stdin.close()
         self._next_at = time.monotonic() + self._settling
         return called
+
+
+class EngineCommand(msgspec.Struct, frozen=True):
+    """How a supervisor starts an engine of a backend (`StartsEngines`).
+
+    Attributes:
+        arguments: the program and its arguments.
+        address: where it listens.
+        warm: whether the program only prepares itself and then waits for a line on standard input, so that a second
+            process of it can be kept in waiting.
+    """
+
+    arguments: tuple[str, ...]
+    address: str
+    warm: bool = False
+
+
+@runtime_checkable
+class StartsEngines(Protocol):
+    """A backend's class whose engines a supervisor can start, so that workers share them."""
+
+    def engine_commands(self, options: Mapping[str, Any], path: Path) -> tuple[EngineCommand, ...]:
+        """The commands that start the engines; none, if the backend runs in the worker.
+
+        Args:
+            options: the backend's.
+            path: the engines' sockets are to be beside it, with names that begin like its.
+
+        Raises:
+            msgspec.ValidationError: the options are wrong.
+        """
+        ...
+
+    def shared_options(self, options: Mapping[str, Any], commands: Sequence[EngineCommand]) -> dict[str, Any]:
+        """The options for a worker that is to use the engines of these commands."""
+        ...

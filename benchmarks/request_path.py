@@ -3,8 +3,9 @@
 Counted: distinct code objects of `schemas`, `adapters`, `backends` and `gateway` (functions, methods, properties,
 lambdas, generator expressions; before Python 3.12 comprehensions, too) that the event loop's thread enters for one
 `POST /v1/chat/completions` with `"stream": true`, from the ASGI call until the end of the answer, after warm-up. This
-is the worker's side. Not counted: other packages, C code, and what only some of three such requests enter (timers that
-happen to fire). The native engine runs in a thread of the same process; what its thread enters is a line of its own.
+is the worker's side. Not counted: other packages, C code, what only some of three such requests enter (timers that
+happen to fire), and the task that looks at the worker's health four times a second, which a slow request always meets.
+The native engine runs in a thread of the same process; what its thread enters is a line of its own.
 
     python -m benchmarks.request_path          # the numbers
     python -m benchmarks.request_path --list   # and the functions by file
@@ -87,10 +88,20 @@ class Recorder:
 
     def _hook(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and self._recording and code.co_filename.startswith(PACKAGES):
+        if event == "call" and self._recording and code.co_filename.startswith(PACKAGES) and not _watches():
             file = str(Path(code.co_filename).relative_to(ROOT))
             function = Function(file, code.co_qualname, code.co_firstlineno)
             self._entered.add((threading.get_ident() == self._main, function))
+
+
+def _watches() -> bool:
+    """Whether the running task is the worker's look at its health."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # not in the event loop's thread
+        return False
+    coroutine = task.get_coro() if task is not None else None
+    return getattr(coroutine, "__qualname__", "") == "Service._watch"
 
 
 async def crossed(kind: str) -> Crossed:

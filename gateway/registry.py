@@ -13,7 +13,7 @@ import msgspec
 
 from adapters.base import Adapter
 from backends.base import Backend, NotPrepared
-from backends.process import EngineCommand, StartsEngines
+from backends.standby import EngineCommand, StartsEngines
 from gateway.config import Config, ConfigError, FilterSettings, nearest
 from gateway.filters.base import MakesFilter
 from gateway.filters.guarded import GuardedFilter

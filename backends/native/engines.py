@@ -21,7 +21,7 @@ from backends.native.client.transports import Connect, in_process, over_socket, 
 from backends.native.options import NativeOptions, read_options
 from backends.native.protocol.addresses import TcpAddress, read_address, unix_address
 from backends.native.protocol.greeting import read_secret
-from backends.process import EngineCommand
+from backends.standby import EngineCommand
 
 
 class Engines:
@@ -95,7 +95,7 @@ class Engines:
 
 
 def engine_commands(options: Mapping[str, Any], path: Path) -> tuple[EngineCommand, ...]:
-    """The commands for a supervisor (`backends.process.StartsEngines`).
+    """The commands for a supervisor (`backends.standby.StartsEngines`).
 
     Raises:
         msgspec.ValidationError: the options are wrong.

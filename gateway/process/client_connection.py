@@ -52,7 +52,7 @@ class ClientConnection(HttpToolsProtocol):
         limits: of requests and connections.
         on_refused: called with the status of a request that the application does not see; returns its request id.
         heads: reads the heads of requests.
-        entrance: asked first, without ASGI, what answers a request.
+        entrance: asked first, without ASGI, what answers a request; None: the application is called.
         arguments: uvicorn's.
     """
 
@@ -61,7 +61,7 @@ class ClientConnection(HttpToolsProtocol):
     cycle: AnswerCycle
 
     def __init__(
-        self, limits: Limits, on_refused: Any, heads: HeadReader, entrance: Entrance, **arguments: Any
+        self, limits: Limits, on_refused: Any, heads: HeadReader, entrance: Entrance | None, **arguments: Any
     ) -> None:
         super().__init__(**arguments)
         self.parser = None  # uvicorn's, which would read heads once more
@@ -156,7 +156,7 @@ class ClientConnection(HttpToolsProtocol):
         )
         self.cycle.headers = head.text
         # The request before has its answer (`_parse`).
-        work = self._entrance.ask(scope, self.cycle)
+        work = None if self._entrance is None else self._entrance.ask(scope, self.cycle)
         self._start_asgi_task(self.cycle, self.app if work is None else lambda *_: work)
 
     def _pass_on(self, body: bytes, *, is_last: bool) -> None:

@@ -29,10 +29,10 @@ class Connections:
     Args:
         limits: of requests and connections.
         on_refused: called with a status or another reason for each request that ends here; returns its request id.
-        entrance: answers requests.
+        entrance: asked first what answers a request; None: the application is called.
     """
 
-    def __init__(self, limits: Limits, on_refused: Callable[[str], str], entrance: Entrance) -> None:
+    def __init__(self, limits: Limits, on_refused: Callable[[str], str], entrance: Entrance | None) -> None:
         # A connection to an upstream may be needed for each one of a client. Files and the engine's socket take some.
         free = (resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _RESERVED_FILES) // 2
         self._limits = replace(limits, max_connections=max(_FEWEST, min(limits.max_connections, free)))

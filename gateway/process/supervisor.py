@@ -34,15 +34,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from backends.process import (
-    BackOff,
-    EngineCommand,
-    SupervisedProcess,
-    signal_at_parents_end,
-    start_bound_to_parent,
-    stop,
-)
-from backends.standby import WarmProcess
+from backends.process import BackOff, SupervisedProcess, signal_at_parents_end, start_bound_to_parent, stop
+from backends.standby import EngineCommand, WarmProcess
 from gateway.config import Config, ConfigError
 from gateway.config.changes import changes, described
 from gateway.process.control import Action, ControlSocket

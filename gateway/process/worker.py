@@ -276,11 +276,13 @@ def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
     first may close on a request that the other has just sent.
     """
     service: Service = app.state.service
+    # Who has wrapped the application in another one wants that to be asked.
+    entrance = app.asgi_handler if isinstance(app, Litestar) else None
     # `ws`: an upgrade would leave `ClientConnection` and its limits.
     # `log_config` None: structlog is configured already. `access_log` False: `request.finished` has more in one line.
     return uvicorn.Config(
         app,
-        http=Connections(server.limits, service.refused, cast(Entrance, app.asgi_handler)),  # type: ignore[arg-type]  # called like a class
+        http=Connections(server.limits, service.refused, cast(Entrance | None, entrance)),  # type: ignore[arg-type]  # called like a class
         ws="none",
         loop="uvloop",
         lifespan="on",

@@ -17,9 +17,13 @@ class Written:
 
     def __init__(self) -> None:
         self.data = b""
+        self.writes = 0
 
     def write(self, data: bytes) -> None:
         self.data += data
+        self.writes += 1
+
+    write_whole = write
 
 
 def cycle(method: str = "POST", *, keep_alive: bool = True) -> tuple[AnswerCycle, Written]:
@@ -81,3 +85,52 @@ async def test_a_header_that_is_none_is_not_written(header: tuple[bytes, bytes])
 async def test_a_body_without_a_head_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"http\.response\.start"):
         await cycle()[0].send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize(("method", "body"), [("POST", b"ok"), ("HEAD", b"")])
+async def test_a_whole_answer_is_one_write(method: str, body: bytes) -> None:
+    made, transport = cycle(method)
+    await made.answer(200, [(b"content-length", b"2")], b"ok")
+    assert transport.data == b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 2\r\n\r\n" + body
+    assert transport.writes == 1
+    assert made.response_complete
+
+
+async def test_an_answer_to_a_client_that_has_left_is_not_written() -> None:
+    made, transport = cycle()
+    made.lose_client()
+    await made.answer(200, [(b"content-length", b"2")], b"ok")
+    assert transport.data == b""
+
+
+async def test_a_body_is_taken_once_it_has_come_as_a_whole() -> None:
+    made, _ = cycle()
+    made.body += b"on"
+    assert made.take_body() is None
+    made.body += b"e"
+    made.more_body = False
+    assert made.take_body() == b"one"
+    assert made.take_body() is None
+
+
+async def test_a_client_that_waits_for_a_word_gets_it_before_its_body_is_taken() -> None:
+    made, transport = cycle()
+    made.waiting_for_100_continue, made.more_body = True, False
+    transport.is_closing = lambda: False  # type: ignore[attr-defined]
+    made.body += b"one"
+    assert made.take_body() is None
+    made.message_event.set()
+    assert (await made.receive())["body"] == b"one"
+    assert transport.data == b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+async def test_who_leaves_is_reported_to_who_watches() -> None:
+    made, _ = cycle()
+    left: list[str] = []
+    made.watch(lambda: left.append("before"))
+    made.unwatch()
+    made.watch(lambda: left.append("now"))
+    made.lose_client()
+    made.unwatch()
+    made.watch(lambda: left.append("later"))
+    assert left == ["now", "later"]
