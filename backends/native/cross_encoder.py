@@ -2,8 +2,7 @@
 
 A cross-encoder is a model with a classification head, or a language model whose score is the logit of one token of its
 answer ("yes"), or of that over another ("no"). Language models without `modules.json` are asked as `rerankers` says. A
-folder that cannot be followed exactly is rejected. Reads files and imports no torch: worker and engine both
-use it.
+folder that cannot be followed exactly is rejected. Reads files and imports no torch: worker and engine both use it.
 
 Source: huggingface/sentence-transformers (6.2): cross_encoder/model.py, cross_encoder/modules/logit_score.py,
 base/modules/transformer.py, base/modality.py.

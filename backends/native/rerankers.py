@@ -155,7 +155,7 @@ def find_reranker(model: str, given: str | Reranker = "auto") -> Reranker | None
     for known, (model_type, pattern) in _NAMES.items():
         if config.get("model_type") == model_type and pattern.search(name):
             return KNOWN[known]
-    # The marks with which vLLM is told.
+    # What vLLM is given for it.
     if config.get("is_original_qwen3_reranker"):
         return KNOWN["qwen3"]
     if "rerank" in name or "classifier_from_token" in config:

@@ -6,6 +6,7 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anthropic
 import openai
@@ -42,6 +43,13 @@ SCHEMA = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 12}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +107,31 @@ def test_a_json_schema_is_kept(client: openai.OpenAI) -> None:
     person = json.loads(made.choices[0].message.content or "")
     assert set(person) == {"name", "age"}
     assert isinstance(person["age"], int)
+
+
+def test_a_tool_is_called_whole_and_streamed(client: openai.OpenAI, url: str) -> None:
+    """The file's chat template has no tools: they are written into the system message."""
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": CITY}}
+    asked: dict[str, Any] = {"model": "smollm2", "messages": WEATHER, "tools": [tool], "tool_choice": "required"}
+    asked |= {"temperature": 0, "max_tokens": 64, "parallel_tool_calls": False}
+    (call,) = client.chat.completions.create(**asked).choices[0].message.tool_calls or ()
+    called = json.loads(call.function.arguments)
+    assert (call.function.name, set(called)) == ("get_weather", {"city"})
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True) if chunk.choices]
+    parts = [part.function for delta in deltas for part in delta.tool_calls or ()]
+    assert "".join(part.name or "" for part in parts) == "get_weather"
+    assert json.loads("".join(part.arguments or "" for part in parts)) == called
+    theirs = anthropic.Anthropic(base_url=url, api_key="unused", max_retries=0, timeout=LIMIT)
+    message = theirs.messages.create(
+        model="smollm2",
+        max_tokens=64,
+        messages=WEATHER,
+        tools=[{"name": "get_weather", "input_schema": CITY}],
+        tool_choice={"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True},
+        extra_body={"temperature": 0},
+    )
+    (block,) = (block for block in message.content if block.type == "tool_use")
+    assert (block.name, set(block.input)) == ("get_weather", {"city"})
 
 
 def test_embeddings_of_both_models(client: openai.OpenAI) -> None:

@@ -36,7 +36,7 @@ async def test_scores_are_those_of_the_publishers_program(known: str, tmp_path: 
         can = backend.capabilities
         assert (can.scoring, can.generates) == ({"rerank", "score", "classify"}, False)
         answer = await backend.score(score(*PAIRS))
-        told = await backend.score(score(*PAIRS, instruction="Is it about rain?"))
+        other = await backend.score(score(*PAIRS, instruction="Is it about rain?"))
         cut = await backend.score(score(*PAIRS, truncate_prompt_tokens=limit))
         with pytest.raises(ContextLengthExceeded):
             await backend.score(score(("a", "b " * 500)))
@@ -44,12 +44,12 @@ async def test_scores_are_those_of_the_publishers_program(known: str, tmp_path: 
             check(Generate(id="g", model="m", prompts=(TextPrompt("hi"),)), can, "m")
     plain = expected(folder, form, PAIRS)
     torch.testing.assert_close(torch.tensor(answer.values), plain, atol=1e-5, rtol=0)
-    other = expected(folder, form, PAIRS, "Is it about rain?")
-    torch.testing.assert_close(torch.tensor(told.values), other, atol=1e-5, rtol=0)
+    rain = expected(folder, form, PAIRS, "Is it about rain?")
+    torch.testing.assert_close(torch.tensor(other.values), rain, atol=1e-5, rtol=0)
     short = expected(folder, form, PAIRS, length=limit)
     torch.testing.assert_close(torch.tensor(cut.values), short, atol=1e-5, rtol=0)
     # Else they say nothing: instruction and cut change the scores, and a cut prompt is as long as it may be.
-    assert (plain - other).abs().min() > 1e-3
+    assert (plain - rain).abs().min() > 1e-3
     assert abs(plain[2] - short[2]) > 1e-3
     lengths = [len(form(tokens, pair, None, limit)[0]) for pair in PAIRS]
     assert lengths[2] == limit > max(lengths[:2])
@@ -102,7 +102,7 @@ async def test_embeddings_take_no_instruction_of_a_ranking(tmp_path: Path) -> No
             await backend.score(score(("hi", "a"), instruction="find"))
 
 
-async def test_an_engine_process_is_told_how(tmp_path: Path) -> None:
+async def test_an_engine_process_gets_the_option(tmp_path: Path) -> None:
     folder = build(tmp_path / "ranker", "qwen3")
     backend = NativeBackend("b", {"model": str(folder), "reranker": json.loads(json.dumps(_TABLE)), "device": "cpu"})
     await backend.start()

@@ -82,8 +82,8 @@ def parse(argv: Sequence[str] | None) -> tuple[Path | TcpAddress, bytes | None, 
         if option.type is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=option.default)
         elif is_json(option.type):
-            written = msgspec.json.encode({} if option.default is msgspec.NODEFAULT else option.default).decode()
-            parser.add_argument(flag, type=partial(msgspec.json.decode, type=option.type), default=written)
+            usual = msgspec.json.encode({} if option.default is msgspec.NODEFAULT else option.default).decode()
+            parser.add_argument(flag, type=partial(msgspec.json.decode, type=option.type), default=usual)
         else:
             required = option.default is msgspec.NODEFAULT
             default = None if required else option.default
