@@ -1,4 +1,4 @@
-"""Ports for servers that must be told theirs before they listen."""
+"""Ports for servers that must have theirs before they listen."""
 
 from __future__ import annotations
 

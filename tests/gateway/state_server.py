@@ -68,13 +68,13 @@ class Process:
     def halted(self, *clients: StateServer) -> Iterator[None]:
         """Have it say nothing, with its connections open. Only meanwhile, these clients soon give up."""
         os.kill(self._process.pid, signal.SIGSTOP)
-        patience = [client._timeout for client in clients]
+        timeouts = [client._timeout for client in clients]
         for client in clients:
             client._timeout = 0.1
         try:
             yield
         finally:
-            for client, seconds in zip(clients, patience, strict=True):
+            for client, seconds in zip(clients, timeouts, strict=True):
                 client._timeout = seconds
             os.kill(self._process.pid, signal.SIGCONT)
 

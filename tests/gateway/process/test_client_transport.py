@@ -67,7 +67,7 @@ async def test_closing_sends_what_waits(transport: Any, recorder: Recorder) -> N
 
 @pytest.mark.slow
 async def test_a_connection_that_tls_has_lost_has_hung_up(transport: Any, recorder: Any) -> None:
-    """Its socket is gone a turn of the event loop before the protocol is told."""
+    """Its socket is gone a turn of the event loop before the protocol learns of it."""
     recorder.get_extra_info = lambda _: None
     recorder.get_write_buffer_size = lambda: 0
     assert transport.has_hung_up()
