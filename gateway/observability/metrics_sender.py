@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import structlog
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import export as otel
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -23,6 +24,8 @@ from prometheus_client.core import Metric
 from gateway.config.telemetry import Telemetry
 from gateway.observability import otlp
 from gateway.observability.otlp import SERVICE, endpoint_of, resource_of
+
+log = structlog.get_logger()
 
 _CUMULATIVE = otel.AggregationTemporality.CUMULATIVE
 
@@ -63,10 +66,15 @@ class MetricsSender:
         self._send()
 
     def _send(self) -> None:
-        if self._is_sender():
+        try:
+            if not self._is_sender():
+                return
             metrics = list(_metrics(self._registry.collect(), self._since, time.time_ns()))
-            scope = otel.ScopeMetrics(InstrumentationScope(SERVICE), metrics, "")
-            self._exporter.export(otel.MetricsData([otel.ResourceMetrics(self._resource, [scope], "")]))
+        except OSError as error:  # no descriptor is left for the files of other workers, for instance
+            log.error("metrics.not_sent", error=str(error))
+            return
+        scope = otel.ScopeMetrics(InstrumentationScope(SERVICE), metrics, "")
+        self._exporter.export(otel.MetricsData([otel.ResourceMetrics(self._resource, [scope], "")]))
 
     def _is_sender(self) -> bool:
         """Whether this worker sends for all: the first to hold the lock, which the kernel drops when it ends."""

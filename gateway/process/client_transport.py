@@ -131,7 +131,7 @@ class ClientTransport:
     def has_hung_up(self) -> bool:
         """Whether the client has left, or has ended its sending side, with bytes still unread."""
         found: socket.socket | None = self._transport.get_extra_info("socket")
-        if found is None or found.fileno() < 0:  # lost, which the protocol is told in the next turn of the event loop
+        if found is None or found.fileno() < 0:  # lost, as the protocol learns in the next turn of the event loop
             return True
         poll = select.poll()
         poll.register(found.fileno(), _HUNG_UP)

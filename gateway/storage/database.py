@@ -16,10 +16,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _OPEN_TIMEOUT = 10.0
 """Seconds that opening may wait for other processes that create the same database."""
 _RETRY_INTERVAL = 0.005
+_RECOVERED_WITHIN = 1000
+"""Milliseconds."""
 _CHECKPOINT_PAGES = 64
 """Pages (4 KiB) of the log that a commit moves to the database: few, so that no commit takes long."""
 
@@ -82,6 +85,23 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:  # after some errors, as that of a full disk, SQLite has ended it
             connection.execute("ROLLBACK")
         raise
+
+
+def read(connection: sqlite3.Connection, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The rows of a query, over a connection that does not wait.
+
+    Readers never wait for a writer, but for whoever recovers the log after a writer was killed: for milliseconds.
+    """
+    try:
+        return connection.execute(query, values).fetchall()
+    except sqlite3.OperationalError as error:
+        if not is_busy(error):
+            raise
+    connection.execute(f"PRAGMA busy_timeout = {_RECOVERED_WITHIN}")
+    try:
+        return connection.execute(query, values).fetchall()
+    finally:
+        connection.execute("PRAGMA busy_timeout = 0")
 
 
 def is_busy(error: sqlite3.Error) -> bool:

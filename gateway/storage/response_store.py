@@ -15,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from adapters.base import Record
-from gateway.storage.database import connect, is_busy, transaction
+from gateway.storage.database import connect, is_busy, read, transaction
 
 log = structlog.get_logger()
 
@@ -63,8 +63,8 @@ class ResponseStore:
     def get(self, name: bytes) -> bytes | None:
         """Return a response and mark it as used; None if there is none."""
         with self._lock:
-            row = self._connection.execute("SELECT data FROM response WHERE name = ?", (name,)).fetchone()
-            if row is None:
+            rows = read(self._connection, "SELECT data FROM response WHERE name = ?", (name,))
+            if not rows:
                 return None
             try:
                 # A read must not fail, nor wait on the event loop, because another worker is writing.
@@ -73,7 +73,7 @@ class ResponseStore:
                 if not is_busy(error):
                     raise
                 self._unwritten_uses.add(name)  # the next write of this worker catches up
-        return bytes(row[0])
+        return bytes(rows[0][0])
 
     async def put(self, name: bytes, data: bytes) -> bool:
         """Store a response and return True; return False if it is too large.

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.gateway.processes import LIMIT, SCRIPTED, alive, serving, status, until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -220,8 +221,7 @@ def test_a_successor_that_does_not_serve_changes_nothing(tmp_path: Path) -> None
 
 
 def test_sockets_are_taken_from_systemd(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     (config := tmp_path / "gateway.toml").write_text(SCRIPTED.format(workers=1))
     command = [sys.executable, "-c", ACTIVATE, str(port), "--config", str(config), "--port"]
     other = subprocess.run([*command, str(port + 1)], capture_output=True, text=True, timeout=LIMIT, check=False)

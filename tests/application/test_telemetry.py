@@ -20,6 +20,7 @@ from tests.gateway.observability.collector import Collector, Received, collector
 from tests.gateway.processes import LIMIT, Gateway, serving, until
 from tests.gateway.serving import MESSAGES
 from tests.missing_tools import missing
+from tests.ports import free_port
 
 ROTEL = next(Path(__file__).parents[2].glob(".venv-tools/lib/python3*/site-packages/rotel/rotel-agent"), None)
 
@@ -121,10 +122,7 @@ def _all_are_there(received: Collector, asked: dict[str, tuple[str, int]]) -> bo
 @contextmanager
 def _rotel(folder: Path, sends_to: str) -> Iterator[str]:
     """A collector that hands on what it gets by OTLP; the URL of its own OTLP/HTTP port."""
-    with socket.socket() as http, socket.socket() as grpc:
-        for probe in (http, grpc):
-            probe.bind(("127.0.0.1", 0))
-        port, other = (probe.getsockname()[1] for probe in (http, grpc))
+    port, other = free_port(), free_port()
     options = {
         "otlp-http-endpoint": f"127.0.0.1:{port}",
         "otlp-grpc-endpoint": f"127.0.0.1:{other}",

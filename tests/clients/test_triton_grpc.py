@@ -6,7 +6,6 @@ import asyncio
 import json
 import queue
 import re
-import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 import schemas
 from adapters.formats.protobuf import load
 from tests.clients.conftest import Server, serving
+from tests.ports import free_port
 
 pytestmark = pytest.mark.clients
 
@@ -51,9 +51,7 @@ class Both(Server):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     folder = tmp_path_factory.mktemp("grpc")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (folder / "gateway.toml").write_text(CONFIG.format(port=port))
     with serving(folder / "log", "--config", str(folder / "gateway.toml"), env={"TEST_KEYS": KEY}) as url:
         found = Both(url, "interlingua")

@@ -21,6 +21,7 @@ import pytest
 from tests.deploy.queries import DEPLOY, RULES, board_queries, rule_queries, selectors
 from tests.gateway.processes import LIMIT, Gateway, serving, until
 from tests.missing_tools import missing
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.torch,
@@ -169,9 +170,7 @@ def _prometheus(folder: Path, *gateways: Gateway) -> Iterator[str]:
     assert '["gateway:8000"]' in text
     (folder / "prometheus.yml").write_text(text.replace('["gateway:8000"]', targets))
     shutil.copy(RULES, folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     data, file = folder / "data", folder / "prometheus.yml"
     command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={data}", f"--web.listen-address={address}"]
     with (folder / "prometheus.log").open("wb") as log:

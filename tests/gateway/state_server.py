@@ -18,6 +18,7 @@ import pytest
 from gateway.config import StateSection
 from gateway.storage.shared.state_server import StateServer
 from tests.missing_tools import missing
+from tests.ports import free_port
 
 _URL, _NUMBER = "TEST_STATE_URL", count()
 
@@ -35,9 +36,7 @@ class Process:
         program = shutil.which("valkey-server") or shutil.which("redis-server")
         if program is None:
             pytest.skip(missing("redis-server"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         ports = ["--port", str(self.port)]
         if certificate is not None:
             ports = ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
@@ -57,6 +56,7 @@ class Process:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             else:
+                assert self._process.poll() is None, "another server has the port"
                 return
 
     def kill(self) -> None:
@@ -65,12 +65,17 @@ class Process:
         self._process.wait()
 
     @contextmanager
-    def halted(self) -> Iterator[None]:
-        """Have it say nothing, with its connections open."""
+    def halted(self, *clients: StateServer) -> Iterator[None]:
+        """Have it say nothing, with its connections open. Only meanwhile, these clients soon give up."""
         os.kill(self._process.pid, signal.SIGSTOP)
+        timeouts = [client._timeout for client in clients]
+        for client in clients:
+            client._timeout = 0.1
         try:
             yield
         finally:
+            for client, seconds in zip(clients, timeouts, strict=True):
+                client._timeout = seconds
             os.kill(self._process.pid, signal.SIGCONT)
 
     def settings(self, timeout: float = 5.0, url: str = "valkey://127.0.0.1:{port}") -> StateSection:

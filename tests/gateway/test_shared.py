@@ -186,7 +186,7 @@ async def test_no_request_fails_while_the_state_server_says_nothing_or_is_gone(
     """Under streams: they begin before the server is halted, killed and started again, and while it is so."""
     two = endpoint(("a", "slow", 50), ("b", "slow", 50))
     limited = replace(two, experiment=Experiment(feedback={"liked": "higher"}), limits=(EndpointLimit(requests=500),))
-    config = configured(fleeting_process.settings(timeout=0.2), chat=limited)
+    config = configured(fleeting_process.settings(), chat=limited)
     async with gateways(config, tmp_path) as ((first, second), apps):
         servers = [app.state.service.shared.server for app in apps]
 
@@ -195,7 +195,7 @@ async def test_no_request_fails_while_the_state_server_says_nothing_or_is_gone(
             return await asyncio.gather(*(_streamed(client, text) for client in (first, second) for text in texts))
 
         wanted = [await _streamed(first, "before")]
-        with fleeting_process.halted():
+        with fleeting_process.halted(*servers):
             assert set(await streams("before")) == set(wanted)
             assert await create(first, "more") == 503
         running = asyncio.create_task(streams("before"))

@@ -119,6 +119,7 @@ class EngineClient:
         self.ready = None  # before the awaits: no request may be given to a link that is closed
         for link in self.links:
             await link.aclose()
+        self._describe()  # another one may have become ready meanwhile
         self._fail_requests("The engine was stopped.")
 
     async def use(self, connects: Mapping[str, Connect]) -> None:
@@ -136,8 +137,7 @@ class EngineClient:
         for link in self.links:
             link.leaving = link.name not in connects
         for link in [link for link in self.links if link.leaving]:
-            # Asked anew after each await: the others may have ended meanwhile.
-            others = any(not other.leaving for other in self._ready_links())
+            others = any(not other.leaving for other in self._ready_links())  # by now: an await may lie between
             if not link.in_flight and (others or link.ready is None):
                 # Before the await: no request may be given to a link that is closed.
                 self.links = tuple(each for each in self.links if each is not link)
@@ -226,8 +226,8 @@ class EngineClient:
             self._index.store(link.number, split_keys(step.stored))
         ended = step.ended + link.clock if step.ended else 0.0
         for output in step.outputs:
-            # None: the sequence was released, and its `Cancel` crossed this output on the way. Another link: another
-            # engine has taken over meanwhile, and this one is not asked any more.
+            # None: the sequence was released, and its `Cancel` crossed this output. Another link: another engine has
+            # taken over meanwhile.
             request = self._in_flight.get(output.seq)
             if request is not None and request.link is link:
                 request.deliver(output, ended, link.clock)
@@ -396,6 +396,5 @@ class EngineClient:
 
     def _unfinished(self) -> list[InFlightRequest]:
         """The unfinished requests, each once, in order of submission."""
-        # A dict keeps the order of insertion, which is that of submission, and `fromkeys` drops a request's
-        # repetitions.
+        # A dict keeps the order of insertion, that of submission; `fromkeys` drops a request's repetitions.
         return [request for request in dict.fromkeys(self._in_flight.values()) if request.unfinished]

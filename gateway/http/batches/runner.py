@@ -88,6 +88,7 @@ class BatchRunner:
 
     async def _look(self) -> None:
         while True:
+            self._wake.clear()  # first: what wakes it during the look has it look again
             try:
                 if monotonic() >= self._next_sweep:
                     self._next_sweep = monotonic() + _SWEEP
@@ -102,7 +103,6 @@ class BatchRunner:
                     run.add_done_callback(self._ended)
             except (OSError, sqlite3.Error) as error:
                 log.error("batches.unreachable", error=str(error))
-            self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK):
                     await self._wake.wait()

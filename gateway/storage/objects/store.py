@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from adapters.objects import Entry, Page, Span
-from gateway.storage.database import connect, is_busy, transaction
+from gateway.storage.database import connect, is_busy, read, transaction
 
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ class ObjectStore:
     def read(self, query: str, values: tuple[object, ...]) -> list[tuple[bytes, ...]]:
         """The rows of a query."""
         with self._lock:
-            return self._connection.execute(query, values).fetchall()
+            return read(self._connection, query, values)
 
     async def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
         """Carry out a change in a transaction, and delete what is more than the limit or has expired.

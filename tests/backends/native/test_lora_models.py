@@ -22,6 +22,7 @@ from schemas.errors import BackendFailed, BackendUnavailable
 from schemas.ir import Embed, Embeddings, Generate, Sampling, Stopping, TextPrompt
 from tests.backends import laws
 from tests.backends.native.engine.lora import folders
+from tests.backends.native.fake_engine import until
 from tests.backends.native.multimodal.test_images import chat, drawn_image
 
 pytestmark = [pytest.mark.torch, pytest.mark.asyncio(loop_scope="module")]
@@ -103,10 +104,7 @@ async def test_speculation_changes_no_answer_with_lora_adapters_and_images(backe
             expected = [ids(await ask(adapted, name or None, **fields)) for name in NAMES]
             answers = await asyncio.gather(*(ask(speculating, name or None, **fields) for name in NAMES))
             assert [ids(answer) for answer in answers] == expected
-        await asyncio.sleep(2 * HEARTBEAT)
-        state = speculating.engine_states["0"]
-        assert state is not None
-        assert state.drafts > 0
+        await until(lambda: (state := speculating.engine_states["0"]) is not None and state.drafts > 0)
     finally:
         await speculating.aclose()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import shutil
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from tests.backends.transport.servers import (
 from tests.faults.recorded import ask, record, remote, request
 from tests.faults.upstream import END, STREAM, Asked, Play, Step, chunk, response, upstream
 from tests.missing_tools import missing
+from tests.ports import free_port
 
 NAMES = tuple(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "ALL", "NO"))
 needs_openssl = pytest.mark.skipif(
@@ -314,12 +314,6 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
     path.unlink(missing_ok=True)
     text = await why("http://localhost/v1", unix_socket=str(path))
     assert str(path) in text
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 async def test_a_server_that_is_not_there_is_explained() -> None:

@@ -21,6 +21,7 @@ from gateway.config import ConfigError, ServerSection
 from tests.backends.transport.servers import make_certificate
 from tests.gateway.processes import SCRIPTED, serving
 from tests.missing_tools import missing
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,9 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("tls")
     for name in ("server", "client"):
         make_certificate(folder, name)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        plain = probe.getsockname()[1]
+    plain = free_port()
     settings = f"""\
 [server]
 workers = 1

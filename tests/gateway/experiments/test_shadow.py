@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 
 import httpx
 import pytest
@@ -17,6 +17,8 @@ from gateway.config import Config, ConfigError, Endpoint, ServedEntity, Shadow, 
 from gateway.deployment.deployments import changed
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as Entity
+from schemas.errors import BackendTimeout
+from schemas.ir import Events, Generate
 from tests.gateway.serving import MESSAGES, chat, figures, running
 
 
@@ -89,11 +91,20 @@ async def test_copies_are_figures_in_the_report() -> None:
 
 
 @pytest.mark.slow
-async def test_dropped_and_failed_copies_are_figures_too() -> None:
-    app, _ = application("hang", Shadow(max_concurrent_requests=3, timeout=0.2))
+async def test_dropped_and_failed_copies_are_figures_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, backend = application("hang", Shadow(max_concurrent_requests=3))
+    may_fail = asyncio.Event()
+
+    async def fail_late(_: Generate) -> AsyncGenerator[Events, None]:
+        await may_fail.wait()
+        raise BackendTimeout("It takes too long.")
+        yield ()
+
+    monkeypatch.setattr(backend, "generate", fail_late)
     async with running(app) as client:
         for _ in range(10):
             await chat(client)
+        may_fail.set()
         await until(client, lambda found: sum(found.values()) == 10)
         (found,) = (await client.get("/serving-endpoints/chat/experiment")).json()["shadows"]
     assert (found["copies"], found["sent"]["mean"], found["success"]["mean"]) == (10, pytest.approx(0.3), 0.0)

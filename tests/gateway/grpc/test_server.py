@@ -140,20 +140,22 @@ async def _until_failure(call: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("leave", ["deadline", "cancel"])
 async def test_a_client_that_leaves_ends_its_work(leave: str) -> None:
-    app, backend = scripted("slow", "hang")
+    app, backend = scripted("hang-after-2", "hang")
     service = app.state.service
     async with listening(app) as (_, port), channel(port) as client:
         stream = method(client, "ModelStreamInfer")
-        call = stream(iter([ask("slow"), ask("hang")]), timeout=0.2 if leave == "deadline" else None)
-        assert (await call.read()).infer_response.model_name == "slow"
+        call = stream(iter([ask("hang-after-2"), ask("hang")]), timeout=2.0 if leave == "deadline" else None)
+        assert (await call.read()).infer_response.model_name == "hang-after-2"
         assert service.running == 2
         if leave == "cancel":
             call.cancel()
         async for _ in _until_failure(call):
             pass
-        infer = method(client, "ModelInfer")(ask("hang"), timeout=0.1 if leave == "deadline" else None)
+        infer = method(client, "ModelInfer")(ask("hang"), timeout=1.0 if leave == "deadline" else None)
         if leave == "cancel":
-            await asyncio.sleep(0.05)
+            async with asyncio.timeout(60):
+                while backend.cancelled < 2 or not backend.active:  # noqa: ASYNC110 - until it has begun
+                    await asyncio.sleep(0.01)
             infer.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await infer
@@ -165,7 +167,7 @@ async def test_a_client_that_leaves_ends_its_work(leave: str) -> None:
 
 
 async def nothing_runs(app: Litestar) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while app.state.service.running:  # noqa: ASYNC110 - a poll is what the test is about
             await asyncio.sleep(0.01)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.config import Telemetry
 from gateway.observability.metrics import Metrics
@@ -52,6 +54,23 @@ def test_a_collector_gets_the_numbers_of_the_metrics_page() -> None:
     )
     assert len(series.bucket_counts) == len(series.explicit_bounds) + 1
     assert not series.HasField("min")
+
+
+def test_numbers_that_cannot_be_read_once_are_sent_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> bool:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with collector() as received:
+        sender = MetricsSender(Telemetry(endpoint=received.url), counted(tmp_path).registry, tmp_path)
+        with monkeypatch.context() as patched, capture_logs() as logged:
+            patched.setattr(sender, "_is_sender", fails)
+            sender._send()
+        assert [line["event"] for line in logged] == ["metrics.not_sent"]
+        assert received.metrics == []
+        sender.close()
+    assert len(received.metrics) == 1
 
 
 def test_one_worker_sends_for_all_and_another_goes_on(tmp_path: Path) -> None:

@@ -65,9 +65,8 @@ async def test_closing_sends_what_waits(transport: Any, recorder: Recorder) -> N
     assert transport.is_closing()
 
 
-@pytest.mark.slow
 async def test_a_connection_that_tls_has_lost_has_hung_up(transport: Any, recorder: Any) -> None:
-    """Its socket is gone a turn of the event loop before the protocol is told."""
+    """Its socket is gone a turn of the event loop before the protocol learns of it."""
     recorder.get_extra_info = lambda _: None
     recorder.get_write_buffer_size = lambda: 0
     assert transport.has_hung_up()
@@ -100,6 +99,7 @@ async def test_an_error_at_one_connection_leaves_the_limits_of_the_others_in_for
     connections._open.clear()
 
 
+@pytest.mark.slow
 async def test_requests_in_a_row_and_a_head_without_body() -> None:
     app, _ = scripted("m")
     async with listening(app) as port:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gateway.storage.database import connect, is_busy, transaction
+from gateway.storage.database import connect, is_busy, read, transaction
 
 SCHEMA = ("CREATE TABLE note (text TEXT)",)
 
@@ -82,6 +84,33 @@ def test_a_connection_that_does_not_wait_reports_a_busy_database(tmp_path: Path)
     assert not is_busy(caught.value)
     one.close()
     other.close()
+
+
+class Recovering:
+    """A connection whose first query comes while another process recovers the log."""
+
+    def __init__(self, connection: sqlite3.Connection, code: int) -> None:
+        self.connection, self.code, self.executed = connection, code, list[str]()
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        self.executed.append(statement)
+        if len(self.executed) == 1:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = self.code
+            raise error
+        return self.connection.execute(statement, values)
+
+
+def test_a_read_waits_until_the_log_of_a_killed_writer_is_recovered() -> None:
+    connection = connect(None, SCHEMA, 1)
+    recovering: Any = Recovering(connection, sqlite3.SQLITE_BUSY_RECOVERY)
+    assert read(recovering, "SELECT text FROM note WHERE text = ?", ("a",)) == []
+    assert connection.execute("PRAGMA busy_timeout").fetchone() == (0,)
+    assert len(recovering.executed) == 4
+    broken: Any = Recovering(connection, sqlite3.SQLITE_CORRUPT)
+    with pytest.raises(sqlite3.OperationalError):
+        read(broken, "SELECT text FROM note", ())
+    connection.close()
 
 
 def test_opening_an_existing_database_does_not_wait_for_a_writer(tmp_path: Path) -> None:

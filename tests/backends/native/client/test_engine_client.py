@@ -465,5 +465,7 @@ async def test_a_client_that_is_being_closed_takes_no_request(client: EngineClie
     await closing.begun.wait()
     with pytest.raises(BackendUnavailable):
         ask(client, 1)
+    client._describe()  # as when another engine becomes ready meanwhile
     closing.may_end.set()
     await ending
+    assert client.ready is None

@@ -79,10 +79,9 @@ async def test_the_first_gateway_gives_its_file_and_others_take_it(state_process
 
 @pytest.mark.slow
 async def test_a_server_that_says_nothing_costs_its_timeout_once(fleeting_process: Process) -> None:
-    settings = fleeting_process.settings(timeout=0.05)
-    server = StateServer(settings)
+    server = StateServer(fleeting_process.settings())
     await server.run(lambda redis: redis.ping())
-    with fleeting_process.halted():
+    with fleeting_process.halted(server):
         with pytest.raises(ServerAway, match="does not answer"):
             await server.run(lambda redis: redis.ping())
         with pytest.raises(ServerAway, match="is away"):
