@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import structlog
@@ -262,26 +262,27 @@ class Service:
             raise BackendUnavailable(self.health.detail)
 
     async def aclose(self) -> None:
-        """Stop everything."""
-        # Order: no more starts and checks; then background work, which uses backends; then the backends; last the
-        # stores that all of these write to.
+        """Stop everything, whatever fails on the way; the last error is raised then."""
         for task in self._tasks:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        await self.runs.aclose()
-        await self.experiments.aclose()
-        for backend in self.backends.values():
-            await backend.aclose()
-        if self.exporter is not None:
-            await asyncio.to_thread(self.exporter.close)  # rows are written to the last
-        if self.usage is not None:
-            await asyncio.to_thread(self.usage.close)  # likewise
-        self.stores.close()
-        await self.limiter.aclose()
-        if self.shared is not None:
-            await self.shared.aclose()
-        self.metrics.close()
+        # A stack closes the last one first. Order: background work, which uses backends; then the backends; last the
+        # stores that all of these write to.
+        async with AsyncExitStack() as closing:
+            closing.callback(self.metrics.close)
+            if self.shared is not None:
+                closing.push_async_callback(self.shared.aclose)
+            closing.push_async_callback(self.limiter.aclose)
+            closing.callback(self.stores.close)
+            if self.usage is not None:
+                closing.push_async_callback(asyncio.to_thread, self.usage.close)
+            if self.exporter is not None:
+                closing.push_async_callback(asyncio.to_thread, self.exporter.close)
+            for backend in self.backends.values():
+                closing.push_async_callback(backend.aclose)
+            closing.push_async_callback(self.experiments.aclose)
+            closing.push_async_callback(self.runs.aclose)
 
     def _can_answer(self, backend: str) -> bool:
         """Whether a backend is ready, and not in trouble: background work must not add to it."""

@@ -172,12 +172,13 @@ class Supervisor:
         """Wait until the first workers listen, and release the supervisor before this one; False if that fails."""
         while not self._stop_requested:
             if any(process.ended for process in (*first.engines.values(), *first.workers)):
+                self._predecessor.refuse("one of its endpoints cannot answer")  # for which a worker ends
                 return False
             if all(self._listening_mark(worker.process.pid).exists() for worker in first.workers):
                 self._predecessor.release()
                 return True
             time.sleep(_POLL_INTERVAL)
-        self._predecessor.refuse("one of its endpoints cannot answer")
+        self._predecessor.refuse("it was stopped")
         return False
 
     def _is_replaced(self) -> bool:

@@ -61,6 +61,21 @@ async def test_pauses_between_starts_double_up_to_the_longest(monkeypatch: pytes
     assert served.health == Health("failed", "s: It is not there.")
 
 
+async def test_what_fails_to_close_keeps_nothing_else_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, closed = ScriptedBackend("s"), []
+
+    async def fail() -> None:
+        raise OSError("it cannot be closed")
+
+    served = service(backend)
+    monkeypatch.setattr(backend, "aclose", fail)
+    monkeypatch.setattr(served.stores, "close", lambda: closed.append("stores"))
+    monkeypatch.setattr(served.metrics, "close", lambda: closed.append("metrics"))
+    with pytest.raises(OSError, match="cannot be closed"):
+        await served.aclose()
+    assert closed == ["stores", "metrics"]
+
+
 async def test_health_is_checked_on_after_a_check_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does where no descriptor is left for the files of other workers."""
     monkeypatch.setattr(module, "_HEALTH_INTERVAL", 0.001)

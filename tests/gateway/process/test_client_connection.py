@@ -63,13 +63,13 @@ async def test_a_head_that_drips_ends_in_the_same_time() -> None:
 
 @pytest.mark.slow
 async def test_the_next_head_may_wait_for_longer_than_the_first() -> None:
-    app, _ = scripted("echo", server=limits(header_timeout=0.2))
+    app, _ = scripted("echo", server=limits(header_timeout=1.0))
     async with listening(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
             writer.write(GET)
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(1.5)
         writer.close()
 
 
@@ -139,7 +139,7 @@ async def test_too_many_requests_behind_a_slow_one_are_given_up_and_its_answer_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gateway.process.client_connection._LONGEST_AHEAD", 0.0)
-    app, _ = scripted("slow", server=limits(header_timeout=0.2))  # sweeps come four times as often
+    app, _ = scripted("slow", server=limits(header_timeout=1.0))  # sweeps come four times as often
     async with listening(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(chat("slow", max_tokens=8) + GET * 20_000)

@@ -9,12 +9,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from backends.process import BackOff, SupervisedProcess, stop
 from gateway.config import Config, ConfigError, ServerSection
+from gateway.process.successor import Predecessor
 from gateway.process.supervisor import Generation, Supervisor
 
 
@@ -66,6 +68,20 @@ def test_a_reload_with_a_wrong_configuration_changes_nothing(wrong: str) -> None
     assert reads == []
     assert supervisor._next is None
     assert supervisor._take_over(now) is now
+    supervisor.close()
+
+
+@pytest.mark.parametrize(("code", "why"), [("", "one of its endpoints cannot answer"), (None, "it was stopped")])
+def test_the_supervisor_before_learns_why_this_one_does_not_serve(code: str | None, why: str) -> None:
+    reasons: list[str] = []
+    predecessor = cast(Predecessor, SimpleNamespace(waits=True, refuse=reasons.append))
+    config = Config(server=ServerSection(port=0))
+    supervisor = Supervisor(lambda: config, predecessor=predecessor)
+    with child(code or "") as worker:
+        worker.process.wait(60)
+        supervisor._stop_requested = code is None
+        assert not supervisor._succeed(Generation(config, {}, [worker]))
+    assert reasons == [why]
     supervisor.close()
 
 
