@@ -169,7 +169,7 @@ def test_a_killed_gateway_harms_no_stream_of_another(
     other = start("--config", str(config), env=SECRET, log=tmp_path / "log")
     try:
         until(lambda: other.greets() or other.process.poll() is not None, other.log)
-        assert states(other) == {name: 1}
+        until(lambda: states(other) == {name: 1}, other.log)
         below = [*other.children()]
         with ThreadPoolExecutor(1) as pool:
             begun = Event()
