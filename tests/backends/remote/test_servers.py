@@ -100,10 +100,11 @@ async def test_conversations_stay_at_their_servers() -> None:
 async def test_a_long_prompt_goes_where_its_beginning_went() -> None:
     """Texts have no conversation, and so no home but the one that is remembered."""
     async with running(2) as (backend, made):
-        made[0].steps = (Hang(),)
+        for each in made:  # the chat's home depends on their ports
+            each.steps = (Hang(),)
         text = "All men are born. " * 200
         slow = asyncio.create_task(ask(backend, request("openai", stream=False)))  # type: ignore[arg-type]
-        while not made[0].asked:  # noqa: ASYNC110 - by the socket
+        while not any(each.asked for each in made):  # noqa: ASYNC110 - by the socket
             await asyncio.sleep(0.001)
         long = replace(request("openai", stream=False), prompts=(TextPrompt(text),), raw_prompt=True)
         order = await backend._order(long)
