@@ -24,6 +24,8 @@ from tests.clients.chromium import browser
 from tests.clients.console import CONFIG, HOSTILE, Console
 
 LIMIT = 180  # seconds for any step; a cold machine imports torch and transformers first
+ATTEMPTS = 50
+"""How often a stream that must come in several chunks is asked for: a slow machine joins what waits into one chunk."""
 CAPITAL = "What is the capital of France?"
 
 
