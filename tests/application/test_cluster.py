@@ -39,8 +39,9 @@ heartbeat = 0.25
 served_entities = [{{ name = "demo", backend = "local" }}]
 """
 Text = tuple[str, list[str]]
+ATTEMPTS = 10  # while the test process waits for a core, an engine can end its streams
 STREAMS = 6  # one of each of `KINDS`
-LENGTH = 60
+LENGTH = 120
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,7 @@ def all_at_once(gateway: Gateway, fault: Callable[[], None], streams: int = STRE
     with ThreadPoolExecutor(streams) as pool:
         texts = list(pool.map(lambda number: stream(gateway, number, on_token=note), range(streams)))
     assert faulted
-    return texts, max(pauses)
+    return texts, max(pauses, default=0.0)
 
 
 def test_streams_of_a_killed_engine_go_on_at_the_others(gateway: Gateway, expected: list[Text]) -> None:
@@ -191,11 +192,14 @@ def test_streams_of_a_stopped_machine_go_on_at_the_others(
     gateway: Gateway, remote: tuple[subprocess.Popen[bytes], int], expected: list[Text]
 ) -> None:
     process, _ = remote
-    texts, pause = all_at_once(gateway, lambda: process.send_signal(signal.SIGSTOP))
-    print(f"the longest pause after a stop: {pause:.3f} s")
-    assert texts == expected
-    assert "engine.silent" in gateway.log.read_text()
-    process.send_signal(signal.SIGCONT)
+    for _ in range(ATTEMPTS):
+        texts, pause = all_at_once(gateway, lambda: process.send_signal(signal.SIGSTOP))
+        process.send_signal(signal.SIGCONT)
+        assert texts == expected
+        if "engine.silent" in gateway.log.read_text():
+            print(f"the longest pause after a stop: {pause:.3f} s")
+            return
+    pytest.fail(f"{ATTEMPTS} times the machine had no stream left when it was stopped")
 
 
 def test_a_dead_engine_elsewhere_is_missed_by_nobody(
