@@ -94,7 +94,8 @@ def parse(body: bytes) -> Any:
     except RecursionError:
         raise _too_deep() from None
     except msgspec.DecodeError as error:
-        raise MalformedBody(f"The request body is not valid JSON: {error}") from None
+        what = error if body.strip() else "it is empty"
+        raise MalformedBody(f"The request body is not valid JSON: {what}") from None
     # Ordinary bodies, with few brackets and no long run of digits, skip the walk. A regular expression for the digits
     # would take ten times as long as `translate`.
     if brackets > MAX_DEPTH or _LONG_NUMBER in body.translate(_ANY_DIGIT):

@@ -139,6 +139,13 @@ def test_malformed(body: bytes) -> None:
     assert error.value.message.startswith("The request body is n")
 
 
+@pytest.mark.parametrize("body", [b"", b" \r\n"])
+def test_an_empty_body_is_called_empty(body: bytes) -> None:
+    with pytest.raises(MalformedBody) as error:
+        parse(body)
+    assert error.value.message == "The request body is not valid JSON: it is empty"
+
+
 @pytest.mark.parametrize(
     "body",
     [
