@@ -367,9 +367,12 @@ class Supervisor:
             heartbeat=beats,
         )
         # One line. The pipe then stays open: its end means that the supervisor is gone.
-        with suppress(BrokenPipeError):  # it has ended already, which the next `poll` notices
+        try:
             process.stdin.write(msgspec.json.encode(orders) + b"\n")
             process.stdin.flush()
+        except BrokenPipeError:  # it has ended already, which the next `poll` notices
+            with suppress(BrokenPipeError):  # what is still buffered cannot be written here, either, and is given up
+                process.stdin.close()
         return process
 
     def _listening_mark(self, pid: int) -> Path:

@@ -106,8 +106,8 @@ def serving(*arguments: str, env: dict[str, str] | None = None, log: Path) -> It
         assert gateway.process.poll() is None, log.read_text()
         yield gateway
     finally:
-        if gateway.process.poll() is None and gateway.stop() != 0:
-            raise AssertionError(log.read_text())
+        if gateway.process.poll() is None and (code := gateway.stop()) != 0:
+            raise AssertionError(f"exit code {code}\n{log.read_text()}")
 
 
 def start(*arguments: str, env: dict[str, str] | None = None, log: Path) -> Gateway:

@@ -157,6 +157,28 @@ def test_the_mark_of_an_earlier_worker_with_the_same_process_id_does_not_count(m
     supervisor.close()
 
 
+def test_a_worker_that_ends_before_it_has_its_orders_can_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(server=ServerSection(port=0))
+    supervisor = Supervisor(lambda: config)
+    now = Generation(config, {}, [])
+    start = subprocess.Popen
+
+    def popen(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        process = start(*args, **options)
+        process.kill()
+        process.wait()
+        return process
+
+    before = open_files()
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", popen)
+        supervisor._prepare(now)
+    assert supervisor._next is not None
+    supervisor._drop(supervisor._next, now)
+    assert open_files() == before
+    supervisor.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["invalid", "backend", "address"])
 def test_a_refused_configuration_leaves_nothing_open(
