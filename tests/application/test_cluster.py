@@ -39,7 +39,7 @@ heartbeat = 0.25
 served_entities = [{{ name = "demo", backend = "local" }}]
 """
 Text = tuple[str, list[str]]
-STREAMS = 6  # one of each of `KINDS`
+STREAMS, MANY = 6, 32  # one of each of `KINDS`, and several
 LENGTH = 60
 
 
@@ -123,10 +123,10 @@ def stream(gateway: Gateway, number: int, *, on_token: Callable[[int], None] = l
 @pytest.fixture(scope="module")
 def expected(gateway: Gateway) -> list[Text]:
     """The texts without a fault, one stream at a time."""
-    return [stream(gateway, number) for number in range(STREAMS)]
+    return [stream(gateway, number) for number in range(MANY)]
 
 
-def all_at_once(gateway: Gateway, fault: Callable[[], None], streams: int = STREAMS) -> tuple[list[Text], float]:
+def all_at_once(gateway: Gateway, fault: Callable[[], None], streams: int = MANY) -> tuple[list[Text], float]:
     """The texts of so many streams side by side, with a fault when all have begun; and the longest pause after it, in
     seconds.
     """

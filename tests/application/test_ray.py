@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from tests.application.test_cluster import STREAMS, Text, all_at_once, samples, stream
+from tests.application.test_cluster import MANY, STREAMS, Text, all_at_once, samples, stream
 from tests.gateway.processes import LIMIT, Gateway, alive, serving, until
 
 pytestmark = [
@@ -48,7 +48,6 @@ heartbeat = 0.25
 served_entities = [{{ name = "demo", backend = "local" }}]
 """
 HEAD, NODES = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
-MANY = 32
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +139,7 @@ def test_a_queue_starts_an_engine_on_another_node(gateway: Gateway, expected: li
     texts: list[Text] = []
 
     def asked() -> bool:
-        texts.extend(all_at_once(gateway, lambda: None)[0])
+        texts.extend(all_at_once(gateway, lambda: None, STREAMS)[0])
         return len(engines()) == 2
 
     until(asked, gateway.log)
@@ -151,7 +150,7 @@ def test_a_queue_starts_an_engine_on_another_node(gateway: Gateway, expected: li
 
 def test_streams_of_a_killed_engine_go_on_and_it_is_started_again(gateway: Gateway, expected: list[Text]) -> None:
     before = engines()
-    texts, pause = all_at_once(gateway, lambda: os.kill(before[NODES[0]], signal.SIGKILL), MANY)
+    texts, pause = all_at_once(gateway, lambda: os.kill(before[NODES[0]], signal.SIGKILL))
     print(f"the longest pause after the kill of an engine: {pause:.3f} s")
     assert texts == expected
     until(lambda: up(gateway) == 2, gateway.log)
@@ -190,7 +189,7 @@ def test_streams_of_a_stopped_machine_go_on(nodes: dict[str, Any], gateway: Gate
                 os.kill(pid, number)
 
     try:
-        texts, pause = all_at_once(gateway, lambda: send(signal.SIGSTOP), MANY)
+        texts, pause = all_at_once(gateway, lambda: send(signal.SIGSTOP))
     finally:
         send(signal.SIGCONT)
     print(f"the longest pause after the stop of a machine: {pause:.3f} s")
@@ -201,7 +200,7 @@ def test_streams_of_a_stopped_machine_go_on(nodes: dict[str, Any], gateway: Gate
 
 
 def test_streams_of_a_killed_raylet_go_on(nodes: dict[str, Any], gateway: Gateway, expected: list[Text]) -> None:
-    texts, pause = all_at_once(gateway, lambda: os.kill(nodes["pids"][NODES[0]]["raylet"], signal.SIGKILL), MANY)
+    texts, pause = all_at_once(gateway, lambda: os.kill(nodes["pids"][NODES[0]]["raylet"], signal.SIGKILL))
     print(f"the longest pause after the kill of a raylet: {pause:.3f} s")
     assert texts == expected
     until(lambda: set(engines()) == {NODES[1]}, gateway.log)
@@ -213,7 +212,7 @@ def test_losing_the_head_fails_no_request(nodes: dict[str, Any], gateway: Gatewa
         for pid in nodes["pids"][HEAD].values():
             os.kill(pid, signal.SIGKILL)
 
-    texts, pause = all_at_once(gateway, kill, MANY)
+    texts, pause = all_at_once(gateway, kill)
     print(f"the longest pause after the loss of the head: {pause:.3f} s")
     assert texts == expected
     assert [stream(gateway, number) for number in range(STREAMS)] == expected[:STREAMS]
