@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from importlib.util import find_spec
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -36,8 +36,8 @@ def test_nodes_and_engines_with_their_states() -> None:
     assert [*lines(nodes[:1], [])][-1] == "No engines: no gateway asks for any."
 
 
-@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_without_ray_the_commands_say_what_to_install() -> None:
+def test_without_ray_the_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it was not installed
     for words in (["cluster", "status"], ["serve", "--ray"], ["serve", "--ray=10.0.0.1:6379"]):
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 1
