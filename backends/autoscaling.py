@@ -67,7 +67,7 @@ def scale(scaling: Scaling, state: ScalingState, queue: float, engines: int, now
     Args:
         scaling: the limits.
         state: the state of the call before; `ScalingState()` at first.
-        queue: sequences of all engines, running and waiting.
+        queue: sequences of all engines, running and waiting, and those that wait at gateways for any engine.
         engines: the number that there should be by now: what the call before returned. Engines that load are among
             them, engines that are drained are not.
         now: seconds on any clock that never goes back.

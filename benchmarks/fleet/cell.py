@@ -294,7 +294,7 @@ class Cell:
         """As the placer: start engines, or have the idlest ones leave, and stop those that have left."""
         times = Times()
         ready = [each for each in self._engines.values() if each.ready_at <= self.now and not each.dead]
-        queue = sum(each.replica.queue for each in ready)
+        queue = len(self._unplaced) + sum(each.replica.queue for each in ready)
         self._target, self._state = scale(self.plan.scaling, self._state, queue, self._target, self.now)
         staying = [each for each in self._engines.values() if each.leaving_since is None]
         self._replace(staying)

@@ -39,9 +39,9 @@ heartbeat = 0.25
 served_entities = [{{ name = "demo", backend = "local" }}]
 """
 Text = tuple[str, list[str]]
-ATTEMPTS = 10  # while the test process waits for a core, an engine can end its streams
-STREAMS = 6  # one of each of `KINDS`
+STREAMS, MANY = 6, 32  # one of each of `KINDS`, and several
 LENGTH = 120
+ATTEMPTS = 10  # while the test process waits for a core, an engine can end its streams
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +124,10 @@ def stream(gateway: Gateway, number: int, *, on_token: Callable[[int], None] = l
 @pytest.fixture(scope="module")
 def expected(gateway: Gateway) -> list[Text]:
     """The texts without a fault, one stream at a time."""
-    return [stream(gateway, number) for number in range(STREAMS)]
+    return [stream(gateway, number) for number in range(MANY)]
 
 
-def all_at_once(gateway: Gateway, fault: Callable[[], None], streams: int = STREAMS) -> tuple[list[Text], float]:
+def all_at_once(gateway: Gateway, fault: Callable[[], None], streams: int = MANY) -> tuple[list[Text], float]:
     """The texts of so many streams side by side, with a fault when all have begun; and the longest pause after it, in
     seconds.
     """

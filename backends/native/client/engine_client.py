@@ -25,11 +25,10 @@ from itertools import count
 from random import random
 
 import structlog
-from msgspec.structs import replace
 
 from backends.affinity import AffinityPolicy, PrefixIndex, choose, destination, draws
 from backends.base import Health
-from backends.native.client.engine_link import EngineLink
+from backends.native.client.engine_link import EngineLink, together
 from backends.native.client.inflight import InFlightRequest
 from backends.native.client.transports import Connect
 from backends.native.protocol.blocks import split_keys
@@ -96,6 +95,13 @@ class EngineClient:
     def busy(self) -> bool:
         """Whether any request is in flight."""
         return bool(self._in_flight)
+
+    @property
+    def waiting(self) -> int:
+        """The sequences that wait for an engine, whichever is ready first."""
+        if self.ready is not None:  # those that still wait then are quarantined
+            return 0
+        return sum(len(request.seqs) for request in self._unfinished() if request.link is None)
 
     async def start(self) -> Ready:
         """Connect, however long the first engine takes to load. May be called again after a failure and `aclose`.
@@ -329,18 +335,8 @@ class EngineClient:
 
     def _describe(self) -> None:
         """Describe what the engines that are ready can do together."""
-        described = [link.ready for link in self.links if link.ready is not None]
-        if not described:
-            self.ready = None
-            return
-        names = dict.fromkeys(name for ready in described for name in ready.lora_adapters)
-        self.ready = self.last_ready = replace(
-            described[0],
-            context_length=min(ready.context_length for ready in described),
-            # A request is sent to an engine that has its LoRA adapter and is awake.
-            lora_adapters=tuple(names),
-            asleep=min(ready.asleep for ready in described),
-        )
+        self.ready = together([link.ready for link in self.links if link.ready is not None])
+        self.last_ready = self.ready or self.last_ready
 
     def _submit_waiting(self) -> None:
         """Submit the requests that no present engine was asked for, of quarantined ones one at a time."""

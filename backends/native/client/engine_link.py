@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Protocol
@@ -46,6 +46,20 @@ _ALIKE = ("vocab_size", "eos_token_ids", "dtype", "generates", "embedding_size",
 """What `Ready` must say alike of all engines of an owner, so that any of them can answer any request."""
 _MISSED_PINGS = 3
 """Unanswered pings after which an engine is silent: others are preferred, and take over its requests."""
+
+
+def together(described: Sequence[Ready]) -> Ready | None:
+    """What several engines of a model can do together; None: there is none."""
+    if not described:
+        return None
+    names = dict.fromkeys(name for ready in described for name in ready.lora_adapters)
+    return replace(
+        described[0],
+        context_length=min(ready.context_length for ready in described),
+        # A request is sent to an engine that has its LoRA adapter and is awake.
+        lora_adapters=tuple(names),
+        asleep=min(ready.asleep for ready in described),
+    )
 
 
 class LinkOwner(Protocol):

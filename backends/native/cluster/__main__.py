@@ -1,4 +1,5 @@
-"""``python -m backends.native.cluster``: keeps a gateway's list of a model's engines in a file, for its workers.
+"""``python -m backends.native.cluster``: keeps a gateway's list of a model's engines in a file, for its workers, and
+tells the placer how much waits for an engine there.
 
 A process of its own, which the gateway's supervisor starts again when it ends: Ray's client ends its process when it
 has lost its cluster for long, and workers must not end with it. While this process or Ray is away, the file stays as it
@@ -18,6 +19,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from backends.native.client.engines_file import count_waiting, waiting_folder
 from backends.native.cluster.placement import ModelSpec
 from backends.terminal import escaping, renderer
 
@@ -38,13 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     spec = msgspec.json.decode(given.spec, type=ModelSpec)
     # The supervisor's: its next process for this model has the same name.
     gateway = f"{socket.gethostname()}-{os.getppid()}"
+    waiting_folder(given.file).mkdir(mode=0o700, exist_ok=True)
     _wait_for_head(given.ray)
     # Not before: the import takes a second of CPU time, and the head may be away for hours.
     from backends.native.cluster.ray_cluster import Cluster
 
     try:
         cluster = Cluster(given.ray)
-        follow(lambda seen: cluster.engines(gateway, spec, seen), given.file)
+        follow(lambda seen: cluster.engines(gateway, spec, seen, lambda: count_waiting(given.file)), given.file)
     # A ConnectionError: there is no cluster; a RuntimeError, among others: this machine is none of its nodes.
     except (ConnectionError, LookupError, RuntimeError) as error:
         lines = str(error).strip().splitlines()

@@ -96,7 +96,9 @@ class EngineStatus(msgspec.Struct, frozen=True):
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """What the placer knows of a model: what it wants, its engines, and why the latest one has ended."""
+    """What the placer knows of a model: what it wants, its engines, why the latest one has ended, and the sequences
+    that wait for an engine at its gateways.
+    """
 
     name: str
     model: str
@@ -105,6 +107,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     scaling: Scaling
     engines: tuple[EngineStatus, ...]
     last_failure: str = ""
+    waiting: int = 0
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

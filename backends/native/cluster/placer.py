@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -114,13 +114,21 @@ class _Replica:
         return self.leaving_since is None and self.report is not None and bool(self.report.address)
 
 
+class _Lease(NamedTuple):
+    """Until when a gateway wants engines, how many, and its sequences that wait for one while there is none."""
+
+    until: float
+    scaling: Scaling
+    waiting: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class _Fleet:
     """The engines of a model. `listed` None: nothing is known yet. `wait_until`: when the next one may be started."""
 
     spec: ModelSpec
     replicas: dict[str, _Replica] = field(default_factory=dict)
-    leases: dict[str, tuple[float, Scaling]] = field(default_factory=dict)
+    leases: dict[str, _Lease] = field(default_factory=dict)
     target: int = 0
     state: ScalingState = field(default_factory=ScalingState)
     listed: bytes | None = None
@@ -135,12 +143,17 @@ class _Fleet:
     @property
     def scaling(self) -> Scaling | None:
         """What all gateways together want; None: nobody wants any engine."""
-        wanted = [scaling for _, scaling in self.leases.values()]
+        wanted = [lease.scaling for lease in self.leases.values()]
         if not wanted:
             return None
         return msgspec.structs.replace(
             wanted[-1], min=max(each.min for each in wanted), max=max(each.max for each in wanted)
         )
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for an engine at the gateways."""
+        return sum(lease.waiting for lease in self.leases.values())
 
 
 class Placer:
@@ -160,13 +173,20 @@ class Placer:
         self._ticked = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def engines(self, gateway: str, spec: ModelSpec, seen: bytes) -> bytes:
-        """The listing of a model's engines once it is another one than `seen`, or after a while."""
+    async def engines(self, gateway: str, spec: ModelSpec, seen: bytes, waiting: int = 0) -> bytes:
+        """The listing of a model's engines once it is another one than `seen`, or after a while.
+
+        Args:
+            gateway: its name.
+            spec: the model.
+            seen: the listing that the gateway has.
+            waiting: sequences that wait for an engine there.
+        """
         if spec.key not in self._fleets:
             self._fleets[spec.key] = _Fleet(spec)
         fleet = self._fleets[spec.key]
         fleet.leases.pop(gateway, None)  # the latest lease is the last one
-        fleet.leases[gateway] = (self._clock() + self._times.lease, spec.scaling)
+        fleet.leases[gateway] = _Lease(self._clock() + self._times.lease, spec.scaling, waiting)
         with suppress(TimeoutError):
             async with asyncio.timeout(self._times.poll), self._ticked:
                 await self._ticked.wait_for(lambda: fleet.listed not in (None, seen))
@@ -186,6 +206,7 @@ class Placer:
                     for name, each in fleet.replicas.items()
                 ),
                 fleet.last_failure,
+                fleet.waiting,
             )
             for fleet in self._fleets.values()
         ]
@@ -209,10 +230,12 @@ class Placer:
         if not await self._nodes.reachable():
             # Nothing is stopped for want of a gateway that has lost its way here.
             for fleet in self._fleets.values():
-                fleet.leases = {name: (now + self._times.lease, wants) for name, (_, wants) in fleet.leases.items()}
+                fleet.leases = {
+                    name: lease._replace(until=now + self._times.lease) for name, lease in fleet.leases.items()
+                }
             return
         for key, fleet in [*self._fleets.items()]:
-            fleet.leases = {name: lease for name, lease in fleet.leases.items() if lease[0] > now}
+            fleet.leases = {name: lease for name, lease in fleet.leases.items() if lease.until > now}
             self._scale(fleet, now)
             self._drain(fleet, now)
             fleet.listed = listing([each.report for each in fleet.staying if each.is_listed and each.report])
@@ -235,7 +258,7 @@ class Placer:
             fleet.replicas[name] = _Replica(engine, now)
             fleet.target = len(fleet.replicas)
             # Until its gateways ask again.
-            fleet.leases.setdefault("", (now + self._times.lease, spec.scaling))
+            fleet.leases.setdefault("", _Lease(now + self._times.lease, spec.scaling))
 
     async def _look(self, fleet: _Fleet) -> None:
         """Ask all engines for reports, and forget those that have ended."""
@@ -276,7 +299,7 @@ class Placer:
         if (scaling := fleet.scaling) is None:
             fleet.target = 0
         else:
-            queue = sum(each.load[1] for each in fleet.replicas.values())
+            queue = fleet.waiting + sum(each.load[1] for each in fleet.replicas.values())
             fleet.target, fleet.state = scale(scaling, fleet.state, queue, fleet.target, now)
         if fleet.target != before:
             log.info("model.scaled", model=fleet.spec.name, before=before, engines=fleet.target)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -31,6 +32,8 @@ _HEAD_TIMEOUT = 5.0
 """Seconds for a connection to the head."""
 _CALL_TIMEOUT = 60.0
 """Seconds for an answer of the placer, which comes after ten at the latest."""
+_COUNT_INTERVAL = 1.0
+"""Seconds between two looks at how much waits."""
 
 
 class EngineActor:
@@ -131,9 +134,9 @@ class PlacerActor:
         self._placer: Placer | None = None
         self._running: asyncio.Task[None] | None = None
 
-    async def engines(self, gateway: str, spec: bytes, seen: bytes) -> bytes:
+    async def engines(self, gateway: str, spec: bytes, seen: bytes, waiting: int) -> bytes:
         """The listing of a model's engines; see `Placer.engines`."""
-        return await self._started().engines(gateway, msgspec.json.decode(spec, type=ModelSpec), seen)
+        return await self._started().engines(gateway, msgspec.json.decode(spec, type=ModelSpec), seen, waiting)
 
     async def status(self) -> bytes:
         """What is known of all models, as JSON."""
@@ -169,8 +172,14 @@ class Cluster:
         ray.init(address=address, namespace=_NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
         self._placer: Any = None
 
-    def engines(self, gateway: str, spec: ModelSpec, seen: bytes) -> bytes:
+    def engines(self, gateway: str, spec: ModelSpec, seen: bytes, count: Callable[[], int]) -> bytes:
         """The listing of a model's engines once it is another one than `seen`, or after a while.
+
+        Args:
+            gateway: its name.
+            spec: the model.
+            seen: the listing that the gateway has.
+            count: returns how many sequences wait for an engine there.
 
         Raises:
             LookupError: the placer or the cluster is gone: connect again.
@@ -182,8 +191,17 @@ class Cluster:
                     .options(name=_PLACER, lifetime="detached", get_if_exists=True, num_cpus=0, max_restarts=-1)
                     .remote()
                 )
-            asked = self._placer.engines.remote(gateway, msgspec.json.encode(spec), seen)
-            return bytes(ray.get(asked, timeout=_CALL_TIMEOUT))
+            encoded, waiting = msgspec.json.encode(spec), count()
+            asked = [self._placer.engines.remote(gateway, encoded, seen, waiting)]
+            deadline = time.monotonic() + _CALL_TIMEOUT
+            while time.monotonic() < deadline:
+                done, _ = ray.wait(asked, timeout=_COUNT_INTERVAL)
+                if done:
+                    return bytes(ray.get(done[0]))
+                if (now := count()) != waiting:  # asked again, so that the placer knows
+                    waiting = now
+                    asked.append(self._placer.engines.remote(gateway, encoded, seen, waiting))
+            raise LookupError("The placer does not answer.")
         except ray.exceptions.RayError as error:
             raise LookupError(str(error)) from None
 

@@ -48,7 +48,8 @@ def lines(nodes: Sequence[NodeStatus], models: Sequence[ModelStatus]) -> Iterato
         yield "No engines: no gateway asks for any."
     for model in models:
         limits = f"{model.scaling.min} to {model.scaling.max}"
-        yield f"{model.name}: {model.target} engines wanted ({limits}), gateways: {model.gateways}"
+        waiting = f", waiting for an engine: {model.waiting}" if model.waiting else ""
+        yield f"{model.name}: {model.target} engines wanted ({limits}), gateways: {model.gateways}{waiting}"
         for engine in model.engines:
             yield f"  {_line(engine)}"
         if model.last_failure:

@@ -91,15 +91,15 @@ class Cluster:
     def __post_init__(self) -> None:
         self.placer = Placer(self.nodes, TIMES, lambda: self.now)
 
-    async def tick(self, seconds: int = 1, spec: ModelSpec | None = SPEC, gateway: str = "g") -> None:
+    async def tick(self, seconds: int = 1, spec: ModelSpec | None = SPEC, gateway: str = "g", waiting: int = 0) -> None:
         """Let seconds pass, with a gateway that asks in each of them."""
         for _ in range(seconds):
             self.now += 1.0
             if spec is not None:
-                await self.placer.engines(gateway, spec, b"")
+                await self.placer.engines(gateway, spec, b"", waiting)
             await self.placer.tick()
             if spec is not None:
-                self.listed = await self.placer.engines(gateway, spec, b"")
+                self.listed = await self.placer.engines(gateway, spec, b"", waiting)
 
     listed: bytes = b""
 
@@ -150,6 +150,21 @@ async def test_a_queue_starts_engines_and_its_end_drains_them(cluster: Cluster) 
     await asyncio.sleep(0)
     assert cluster.nodes[2].stopped, "what it has goes on elsewhere"
     assert len(cluster.nodes.engines) == 3
+
+
+async def test_what_waits_at_gateways_starts_engines(cluster: Cluster) -> None:
+    await cluster.tick(2)
+    cluster.nodes[0].now = replace(cluster.nodes[0].now, state="loading")
+    await cluster.tick(1, gateway="other", waiting=3)
+    await cluster.tick(4, waiting=2)
+    assert cluster.placer.status()[0].waiting == 5
+    assert len(cluster.nodes.engines) == 2, "five sequences, with four for an engine"
+    await cluster.tick(1, waiting=99)
+    await cluster.tick(4, waiting=99)
+    assert len(cluster.nodes.engines) == 3
+    await cluster.tick(int(TIMES.lease) + 1)
+    assert cluster.placer.status()[0].waiting == 0, "the other gateway is gone"
+    assert len(cluster.addresses) == 1
 
 
 async def test_an_engine_that_leaves_comes_back_when_it_is_needed_again(cluster: Cluster) -> None:

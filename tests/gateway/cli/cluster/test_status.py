@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from importlib.util import find_spec
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -20,13 +20,13 @@ def test_nodes_and_engines_with_their_states() -> None:
         EngineStatus("k-3", loading, leaving=False, silent=False),
         EngineStatus("k-4", None, leaving=False, silent=False),
     )
-    models = [ModelStatus("llama", "/models/llama", 2, 4, Scaling(min=1, max=4), engines, "10.0.0.4: no memory")]
+    models = [ModelStatus("llama", "/models/llama", 2, 4, Scaling(min=1, max=4), engines, "10.0.0.4: no memory", 9)]
     nodes = [NodeStatus("10.0.0.2", True, 8.0, 1.0), NodeStatus("10.0.0.4", False, 0.0, 0.0)]
     assert [*lines(nodes, models)] == [
         "Nodes",
         "  10.0.0.2              alive    8 CPUs, 1 GPUs",
         "  10.0.0.4              dead     0 CPUs, 0 GPUs",
-        "llama: 4 engines wanted (1 to 4), gateways: 2",
+        "llama: 4 engines wanted (1 to 4), gateways: 2, waiting for an engine: 9",
         "  10.0.0.2:7000/ab12             ready    running 3, waiting 1",
         "  10.0.0.2:7000/ab12             leaving  running 3, waiting 1",
         "  10.0.0.3:7000/cd34             loading  weights 40%",
@@ -36,8 +36,8 @@ def test_nodes_and_engines_with_their_states() -> None:
     assert [*lines(nodes[:1], [])][-1] == "No engines: no gateway asks for any."
 
 
-@pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
-def test_without_ray_the_commands_say_what_to_install() -> None:
+def test_without_ray_the_commands_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it was not installed
     for words in (["cluster", "status"], ["serve", "--ray"], ["serve", "--ray=10.0.0.1:6379"]):
         done = CliRunner().invoke(main, words)
         assert done.exit_code == 1
