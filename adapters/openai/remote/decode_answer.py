@@ -71,11 +71,13 @@ class StreamReader(FrameReader):
         Raises:
             schemas.errors.GatewayError: the remote reported an error or violated the protocol.
         """
+        return self.run(data) or super().feed(data)
+
+    def run(self, data: bytes) -> Events:
+        """The events of a run of texts; () of anything else, which `feed` has to decode."""
         runs = self._runs
-        if runs is None or self._ended or not self._events.between_events:
-            return super().feed(data)
-        if (run := runs.read(data)) is None:
-            return super().feed(data)
+        if runs is None or self._ended or not self._events.between_events or (run := runs.read(data)) is None:
+            return ()
         texts = [*filter(None, run.texts)]
         self._choices[runs.choice].generated += len(texts)
         if not self._relays:  # a delta for each chunk, of which the client gets as many
