@@ -49,7 +49,11 @@ class DirectSink:
         assert self.encoder is not None
         assert self._write is not None
         data = self.encoder.feed(events)
-        self._account.note_batch(events)
+        account = self._account
+        if account.first_token is None or account.texts is not None:
+            account.note_batch(events)
+        else:
+            account.note_next_token(events)  # texts have no finish reason
         if data:
             self._write(data)
 

@@ -9,7 +9,6 @@ left to the decoder.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +22,7 @@ _LITERAL = re.compile(rb'[^"\\\x00-\x1f]*+')
 _decode = msgspec.json.Decoder(RemoteAnswer).decode
 
 
-class Run(NamedTuple):
+class Run(msgspec.Struct, frozen=True, gc=False):
     """A read's chunks: the texts that they add to a choice, and the events that they are relayed as, if they are."""
 
     texts: list[str]
@@ -56,7 +55,7 @@ class TextRuns:
         pieces = data[len(self._begin) : -len(self._end)].split(self._between)
         joined = b"".join(pieces)
         # `guard` escapes characters at which some clients split an event: it has the events one by one.
-        if not _LITERAL.fullmatch(joined) or guard(joined) is not joined:
+        if not _LITERAL.fullmatch(joined) or not (joined.isascii() or guard(joined) is joined):
             return None
         try:
             texts = [*map(bytes.decode, pieces)]
