@@ -78,12 +78,11 @@ class StreamReader(FrameReader):
         runs = self._runs
         if runs is None or self._ended or not self._events.between_events or (run := runs.read(data)) is None:
             return ()
-        texts = [*filter(None, run.texts)]
-        self._choices[runs.choice].generated += len(texts)
+        self._choices[runs.choice].generated += len(run.texts) - run.texts.count(b"")
         if not self._relays:  # a delta for each chunk, of which the client gets as many
-            return tuple([Delta(runs.choice, text) for text in texts])
+            return tuple([Delta(runs.choice, text.decode()) for text in run.texts if text])
         relayed = Relayed(run.relayed, framed=True)
-        return (relayed, Delta(runs.choice, "".join(texts))) if texts else (relayed,)
+        return (relayed, Delta(runs.choice, run.text)) if run.text else (relayed,)
 
     def close(self) -> Events:
         """The events that end the stream, once the connection was closed or `[DONE]` was read."""
