@@ -233,7 +233,7 @@ $(PEERS)/routers/.installed:
 
 $(PEERS)/litellm/.installed:
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip $(PIP) 'litellm[proxy]'
+	$(@D)/bin/pip $(PIP) 'litellm[proxy]==1.106.2'
 	touch $@
 
 # Where there is no npm, or it reaches no registry, the tests of Node's clients are skipped.

@@ -15,7 +15,7 @@ from adapters.base import (
     StreamEncoder,
 )
 from adapters.objects import Follow, Steps
-from schemas.ir import Embed, Embeddings, Generate
+from schemas.ir import Embed, Embeddings, Events, Generate
 from schemas.origin import Relay
 from schemas.scores import Score, Scores
 
@@ -39,6 +39,15 @@ class Opening(msgspec.Struct, frozen=True):
     number: int
     events: bytes
     reply: Reply
+
+
+@runtime_checkable
+class RunDecoder(Protocol):
+    """A decoder of streams that finds runs of texts without decoding."""
+
+    def run(self, data: bytes) -> Events:
+        """The events of bytes that add texts and nothing else; () of others, which are to be fed. Never fails."""
+        ...
 
 
 @runtime_checkable

@@ -196,6 +196,27 @@ class AnswersWhole(Protocol):
         ...
 
 
+class Sink(Protocol):
+    """Takes batches of a stream where they arrive, while somebody waits for the generator's next one."""
+
+    def ready(self) -> bool:
+        """Whether a batch may be given now. To be asked before each one."""
+        ...
+
+    def take(self, events: Events) -> None:
+        """Take a batch of texts alone, which the generator then does not yield."""
+        ...
+
+
+@runtime_checkable
+class FeedsSink(Protocol):
+    """A backend that can give most batches of a stream without waking the task that waits for them."""
+
+    def generate_into(self, request: Generate, sink: Sink) -> AsyncGenerator[Events, None]:
+        """As `Backend.generate`, but for the batches that the sink has taken."""
+        ...
+
+
 @runtime_checkable
 class KnowsIgnored(Protocol):
     """A backend that knows which fields have no effect: it may send some on, or its model may not take some."""

@@ -3,13 +3,15 @@
     python -m benchmarks.upstream PORT
 
 `limited` answers after 50 ms, eight requests at a time and the others in turn. `whole` answers at once,
-`single` streams 200 chunks one at a time, `bursts` streams them ten at a time, `paced` one every 10 ms.
+`single` streams 200 chunks one at a time, `bursts` streams them ten at a time, `paced` one every 10 ms, whose text is
+the time at which it was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from typing import cast
 
 import uvloop
@@ -25,6 +27,7 @@ _PLACES = asyncio.Semaphore(8)
 
 _CHUNK = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[%b]%b}\n\n'
 _WORD = _CHUNK % (b'{"index":0,"delta":{"content":"%b"},"logprobs":null,"finish_reason":null}' % WORD, b"")
+_TIME = _CHUNK % (b'{"index":0,"delta":{"content":"%.6f "},"logprobs":null,"finish_reason":null}', b"")
 _LAST = _CHUNK % (b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}', b"")
 _USAGE = _CHUNK % (b"", b',"usage":{"prompt_tokens":9,"completion_tokens":200,"total_tokens":209}')
 _WHOLE = (
@@ -36,6 +39,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: "
 _STREAM = _HEAD + b"text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _REPLY = _HEAD + b"application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(_WHOLE), _WHOLE)
 _END = b"0\r\n\r\n"
+_ABSENT = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
 
 def _framed(data: bytes) -> bytes:
@@ -58,10 +62,12 @@ class CannedAnswers(asyncio.Protocol):
         if has_body and len(body) < int(length.split(b"\r\n")[0]):
             return
         self._rest = b""
-        if b'"single"' in body:
+        if head.startswith(b"POST ") and b"/chat/completions " not in head:
+            self._transport.write(_ABSENT)  # such as what a router may ask about a prompt
+        elif b'"single"' in body:
             self._stream(1)
         elif b'"paced"' in body:
-            self._stream(1, PACE)
+            self._stream(1, PACE, _TIME)
         elif b'"bursts"' in body:
             self._stream(10)
         elif b'"limited"' in body:
@@ -75,16 +81,17 @@ class CannedAnswers(asyncio.Protocol):
         if not self._transport.is_closing():  # a client that has left has taken its time, too
             self._transport.write(_REPLY)
 
-    def _stream(self, burst: int, pause: float | None = None) -> None:
+    def _stream(self, burst: int, pause: float | None = None, timed: bytes | None = None) -> None:
         self._transport.write(_STREAM)
-        self._next(CHUNKS // burst, b"".join([_framed(_WORD)] * burst), PAUSE if pause is None else pause)
+        data = b"".join([_framed(_WORD)] * burst)
+        self._next(CHUNKS // burst, data, PAUSE if pause is None else pause, timed)
 
-    def _next(self, left: int, data: bytes, pause: float) -> None:
+    def _next(self, left: int, data: bytes, pause: float, timed: bytes | None) -> None:
         if self._transport.is_closing():
             return
         if left:
-            self._transport.write(data)
-            asyncio.get_running_loop().call_later(pause, self._next, left - 1, data, pause)
+            self._transport.write(data if timed is None else _framed(timed % time.time()))
+            asyncio.get_running_loop().call_later(pause, self._next, left - 1, data, pause, timed)
         else:
             self._transport.write(_framed(_LAST) + _framed(_USAGE) + _framed(b"data: [DONE]\n\n") + _END)
 

@@ -18,7 +18,7 @@ import msgspec
 
 from adapters.base import ClientCodec, Outbound, Reply
 from adapters.optional import EmbeddingCodec, RelayCodec
-from backends.base import Capabilities, Feature, Health
+from backends.base import Capabilities, Feature, Health, Sink
 from backends.observation import Upstream, retried
 from backends.prompts import as_asked
 from backends.remote.asking import Asking, Opened, Spoken, addressed
@@ -236,16 +236,22 @@ class RemoteBackend:
             return tokens
         raise UnsupportedFeature(f"The model '{request.model}' does not return its tokens.", feature="tokenize")
 
-    async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
+    def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Send the request and yield events as they arrive.
 
         Closing the generator closes the connection, which is how the server learns to stop.
         """
+        return self.generate_into(request, None)
+
+    async def generate_into(self, request: Generate, sink: Sink | None) -> AsyncGenerator[Events, None]:
+        """As `generate`; what comes while the generator is waited for goes to the sink, if it is text alone."""
         opened, reader = await self._begun(request)
         stream, ended = opened.stream, isinstance(opened.events[-1], Usage)
         try:
             # 1. The first batch, which has `Started`.
             yield self._first(opened, reader)
+            if sink is not None and stream is not None and reader is None and self._retokeniser is None:
+                stream.feed_into(sink)
             # 2. The rest of a stream; each `read` has the idle timeout. Without a stream, the first batch was the whole
             # answer.
             while stream is not None and not ended:

@@ -10,6 +10,8 @@ import asyncio
 from contextlib import suppress
 
 from adapters.base import StreamDecoder
+from adapters.optional import RunDecoder
+from backends.base import Sink
 from backends.transport import Response
 from schemas.errors import BackendTimeout, Fault, GatewayError, Incomplete
 from schemas.ir import Delta, Events
@@ -25,7 +27,7 @@ class EventStream:
             that only sends keep-alive comments is cut off.
     """
 
-    __slots__ = ("_decoder", "_failure", "_idle", "_loop", "_response")
+    __slots__ = ("_decoder", "_failure", "_idle", "_loop", "_response", "_run", "_sink")
 
     def __init__(self, response: Response, decoder: StreamDecoder, idle: float) -> None:
         self._response = response
@@ -34,6 +36,20 @@ class EventStream:
         self._loop = asyncio.get_running_loop()
         # The failure of bytes behind events that were returned; the next `read` raises it.
         self._failure: GatewayError | None = None
+        self._sink: Sink | None = None
+
+    def feed_into(self, sink: Sink) -> None:
+        """Give what comes while `read` waits to the sink, as far as it is a run of texts; `read` returns the rest."""
+        if isinstance(self._decoder, RunDecoder):
+            self._sink, self._run = sink, self._decoder.run
+            self._response.offer(self._feed)
+
+    def _feed(self, data: bytes) -> float | None:
+        """Give a read to the sink; returns the deadline of the next one, or None if `read` is to have this one."""
+        if self._sink is None or not self._sink.ready() or not (events := self._run(data)):
+            return None
+        self._sink.take(events)
+        return self._loop.time() + self._idle
 
     async def first(self, deadline: float) -> Events:
         """Read the first events, at least one.

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from backends.affinity import Candidate, PrefixIndex, choose, destination, draws
-from backends.base import Capabilities, Health
+from backends.base import Capabilities, Health, Sink
 from backends.prompts import conversation_of, texts_of
 from backends.remote.backend import RemoteBackend
 from backends.remote.options import RemoteRouting
@@ -104,14 +104,18 @@ class RemoteServers:
         states = [await server.backend.healthy() for server in self._servers]
         return min(states, key=lambda health: (("ready", "loading", "failed").index(health.status), health.detail))
 
-    async def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
+    def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
         """Answer with one server; with the next one if it fails before its first event."""
+        return self.generate_into(request, None)
+
+    async def generate_into(self, request: Generate, sink: Sink | None) -> AsyncGenerator[Events, None]:
+        """As `generate`, but for the batches that the sink has taken: none of the first ones."""
         order = await self._order(request)
         for server in order:
             began, started = time.monotonic(), False
             server.in_flight += 1
             try:
-                async with aclosing(server.backend.generate(request)) as batches:
+                async with aclosing(server.backend.generate_into(request, sink)) as batches:
                     async for events in batches:
                         if not started:
                             started = True

@@ -49,6 +49,9 @@ class _DirectResponse(Response):
     def read(self, deadline: float | None) -> Coroutine[Any, Any, bytes]:
         return self._connection.read(deadline)  # not awaited here: one coroutine less for every chunk
 
+    def offer(self, take: Callable[[bytes], float | None]) -> None:
+        self._connection.take = take
+
     async def reply(self, deadline: float | None) -> Reply:
         # Most whole answers are a single read of the socket, head and all.
         body = self._connection.take_whole(self._limit)

@@ -31,7 +31,8 @@ class Connection(asyncio.Protocol):
     """A connection, which its pool lends to one exchange after another.
 
     `status` and `headers` are those of the response being read. `idle_since` is the time, of the event loop's clock, at
-    which the pool got the connection back.
+    which the pool got the connection back. `take` gets the bytes of this response's body for which `read` waits: it
+    returns the deadline of the next ones, or None if `read` is to return these.
 
     Args:
         limits: bounds on what is read.
@@ -75,6 +76,7 @@ class Connection(asyncio.Protocol):
         self._reusable = False
         self._paused = False
         self._failure: GatewayError | None = None
+        self.take: Callable[[bytes], float | None] | None = None
 
     # --- for an exchange --------------------------------------------------------------------------------------------
 
@@ -149,6 +151,7 @@ class Connection(asyncio.Protocol):
         """End the exchange. Unless the response is complete, the socket is closed: that tells the upstream to stop."""
         # Unsent bytes: the upstream answered before it had read the whole request (a 413, say), and may never read the
         # rest. The next request would wait behind it (9.5).
+        self.take = None
         if self._complete and self._reusable and not self._unsent():
             self._on_idle(self)
         else:
@@ -165,6 +168,7 @@ class Connection(asyncio.Protocol):
             self.release()
             return
         self._chunks.clear()
+        self.take = None
         # Until the timer fires, the connection stays lent and keeps its slot in the pool.
         self._linger_timer = self._loop.call_later(self._limits.linger, self.abort)
         # A paused socket would never deliver the last chunk.
@@ -204,7 +208,8 @@ class Connection(asyncio.Protocol):
         elif self._buffered > self._limits.buffered and not self._paused and self._socket is not None:
             self._paused = True
             self._socket.pause_reading()
-        self._notify()
+        if self.take is None or not self._taken(self.take):
+            self._notify()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete a body that ends with the connection; fail every other response that is not complete."""
@@ -224,6 +229,24 @@ class Connection(asyncio.Protocol):
         self._socket = None
         self._on_closed(self)
         self._notify()
+
+    def _taken(self, take: Callable[[bytes], float | None]) -> bool:
+        """Offer what has come of the body, if all that came before was read and more will come."""
+        if self._waiter is None or self._waiter.done() or not self._chunks or self._paused:
+            return False
+        if self._complete or self._failure is not None:
+            return False
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        try:
+            deadline = take(data)
+        except Exception as error:  # whoever waits is to know
+            self._waiter.set_exception(error)
+            return True
+        if deadline is None:
+            return False
+        self._chunks.clear()
+        self._buffered, self._deadline = 0, deadline
+        return True
 
     # --- httptools' callbacks ---------------------------------------------------------------------------------------
 

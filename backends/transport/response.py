@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from adapters.base import Headers, Reply
@@ -39,6 +39,13 @@ class Response(ABC):
 
         Raises:
             schemas.errors.BackendError: the rest will not arrive, or no byte of it by `deadline`.
+        """
+
+    def offer(self, take: Callable[[bytes], float | None]) -> None:  # noqa: B027 - optional
+        """Call this first with what comes while `read` waits, if that is possible.
+
+        Args:
+            take: returns the deadline of the next read if it takes the bytes, which `read` then does not return.
         """
 
     @abstractmethod

@@ -9,6 +9,8 @@ import msgspec
 
 from schemas.catalog import Catalog, RequestCounts
 
+_NONE = RequestCounts()
+
 
 class EndpointCounts:
     """The counts of one worker, by endpoint."""
@@ -18,7 +20,7 @@ class EndpointCounts:
 
     def add(self, endpoint: str, seconds: float, *, ok: bool) -> None:
         """Count an ended request."""
-        old, ns = self._counts.get(endpoint, RequestCounts()), int(seconds * 1e9)
+        old, ns = self._counts.get(endpoint, _NONE), int(seconds * 1e9)
         now = int(time.time() * 1000)
         # Replaced, not changed: a listing that holds the old struct shows one moment's numbers.
         self._counts[endpoint] = (
@@ -34,7 +36,7 @@ class EndpointCounts:
     def joined(self, catalog: Catalog) -> Catalog:
         """The catalog with each endpoint's counts."""
         cards = {
-            name: msgspec.structs.replace(card, counts=self._counts.get(name, RequestCounts()))
+            name: msgspec.structs.replace(card, counts=self._counts.get(name, _NONE))
             for name, card in catalog.cards.items()
         }
         return msgspec.structs.replace(catalog, cards=cards)

@@ -101,6 +101,16 @@ class RequestAccount(msgspec.Struct, eq=False):
     version: int = 0
     texts: dict[int, list[str]] | None = None
 
+    def note_batch(self, batch: Events) -> None:
+        """Note what a stream's batch has, which was just encoded. It runs for every chunk of every stream."""
+        if self.first_token is None:
+            self.note_first_token(batch)
+        else:
+            self.note_next_token(batch)
+        # The usual batch is a text, which has no finish reason.
+        if len(batch) > 1 or type(batch[0]) is not Delta or self.texts is not None:
+            self.note_reasons(batch)
+
     def note_first_token(self, batch: Events) -> None:
         """Note the time if a stream's batch has its first text, reasoning or tool call."""
         last = batch[-1]

@@ -27,7 +27,7 @@ from gateway.errors import to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
 from gateway.http.accounting import RequestAccount, Stage
 from gateway.http.client import Client, Flow
-from gateway.http.read_ahead import read_ahead
+from gateway.http.read_ahead import DirectSink, read_ahead
 from gateway.http.recording import Recording
 from gateway.http.replies import reply_to
 from gateway.http.timeouts import until_timeout
@@ -42,7 +42,7 @@ from schemas.errors import (
     UnsupportedFeature,
     is_failover_eligible,
 )
-from schemas.ir import Delta, Events, Generate, Request, Usage
+from schemas.ir import Events, Generate, Request, Usage
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Responder:
         head: whether the body is left out, as HEAD wants it.
     """
 
-    __slots__ = ("_account", "_client", "_head", "_recording", "_service", "begun", "codec", "stores")
+    __slots__ = ("_account", "_client", "_head", "_recording", "_service", "_sink", "begun", "codec", "stores")
 
     def __init__(self, codec: ServerCodec, account: RequestAccount, client: Client, *, head: bool) -> None:
         self.codec = codec
@@ -80,6 +80,7 @@ class Responder:
         self.stores: KeyStores | None = None
         self.begun = False
         self._recording: Recording | None = None
+        self._sink: DirectSink | None = None
 
     async def replay(self, request: Request, plan: Plan) -> bool:
         """Send the cached answer, whether the target could answer or not; False if there is none.
@@ -193,7 +194,7 @@ class Responder:
             batch = self._begin_answer(await self._in_time(target.whole.answer(asked)))
             await self._whole(request, batch)
             return
-        events = target.backend.generate(asked)
+        events = self._events(request, asked, target, observed=observed)
         if target.filters is not None:
             events = target.filters.answer(events)
         if request.keeps_partial:
@@ -209,6 +210,17 @@ class Responder:
         finally:
             # Also on cancellation: closing the generator is what makes the backend drop the work for this request.
             await events.aclose()
+
+    def _events(
+        self, request: Generate, asked: Generate, target: Target, *, observed: bool
+    ) -> AsyncGenerator[Events, None]:
+        """The backend's events, but for those that are written where they arrive."""
+        # What looks at events on their way to the client gets all of them.
+        looked_at = observed or target.filters is not None or request.keeps_partial or self._recording is not None
+        if not request.stream or target.feeding is None or looked_at:
+            return target.backend.generate(asked)
+        self._sink = DirectSink(self._account, self._client)
+        return target.feeding.generate_into(asked, self._sink)
 
     def _begin_answer(self, first: Events | None) -> Events:
         """Note that the first batch of events is there; None: the generator ended without an event."""
@@ -261,7 +273,8 @@ class Responder:
             await self._write(data)
             del data  # see `_taken`
             async for batch in events:
-                data = self._encode(encoder, batch)
+                data = encoder.feed(batch)
+                self._account.note_batch(batch)
                 if isinstance(last := batch[-1], Usage):
                     await self._complete(encoder, last)
                 await self._write(data)
@@ -288,7 +301,10 @@ class Responder:
         await self._client.send(_END)
 
     def _new_encoder(self, request: Generate) -> StreamEncoder:
-        return self.codec.encoder(request)
+        encoder = self.codec.encoder(request)
+        if self._sink is not None:
+            self._sink.encoder = encoder
+        return encoder
 
     async def _write_failure(self, encoder: StreamEncoder, failure: GatewayError) -> None:
         """Write the error that ends a stream."""
@@ -296,28 +312,18 @@ class Responder:
 
     async def _begin_stream(self, encoder: StreamEncoder, batch: Events, events: AsyncGenerator[Events, None]) -> bytes:
         """Encode what is sent with the status line. An exception here still gets a status of its own."""
-        data = self._encode(encoder, batch)
+        data = encoder.feed(batch)
+        self._account.note_batch(batch)
         while encoder.status_waits and not data and not isinstance(batch[-1], Usage):
             following = await anext(events, None)
             if following is None:
                 raise Incomplete("The backend's answer stopped before its first part.")
             batch = following
-            data = self._encode(encoder, batch)
+            data = encoder.feed(batch)
+            self._account.note_batch(batch)
         # Usage is the last event of every complete answer; a short answer may have it here already.
         if isinstance(last := batch[-1], Usage):
             await self._complete(encoder, last)
-        return data
-
-    def _encode(self, encoder: StreamEncoder, batch: Events) -> bytes:
-        """Return a batch in the protocol's form. Not a coroutine: it runs for every chunk of every stream."""
-        data, account = encoder.feed(batch), self._account
-        if account.first_token is None:
-            account.note_first_token(batch)
-        else:
-            account.note_next_token(batch)
-        # The usual batch is a text, which has no finish reason.
-        if len(batch) > 1 or type(batch[0]) is not Delta or account.texts is not None:
-            account.note_reasons(batch)
         return data
 
     async def _complete(self, encoder: StreamEncoder, usage: Usage) -> None:

@@ -81,6 +81,11 @@ class Client(Protocol):
         """Send a part of an answer that `send` has begun."""
         ...
 
+    @property
+    def at_once(self) -> Callable[[bytes], object] | None:
+        """What sends such a part without a wait; None: something is to be waited for, or nobody is there."""
+        ...
+
 
 class AsgiClient:
     """A client behind ASGI.
@@ -121,6 +126,8 @@ class AsgiClient:
         """Send a whole answer."""
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    at_once = None
 
     async def write(self, data: bytes) -> None:
         """Send a part of an answer."""

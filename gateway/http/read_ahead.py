@@ -1,10 +1,17 @@
-"""Reading a backend's events ahead of a writer for whom many small messages cost more than a few large ones."""
+"""Other ways of a backend's events to the writer than one batch after another.
+
+Ahead of a writer for whom many small messages cost more than a few large ones; and where they arrive, without waking
+the task that waits for them, which takes half of what a chunk costs.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
 
+from adapters.base import StreamEncoder
+from gateway.http.accounting import RequestAccount
+from gateway.http.client import Client
 from schemas.ir import Event, Events
 
 MOST = 16
@@ -12,6 +19,43 @@ MOST = 16
 PAUSE = 0.005
 """Seconds from one batch to the next, unless there are `MOST` events or the last ones. A token of a model that takes
 longer for it is a batch at once; of a faster one, several are."""
+
+
+class DirectSink:
+    """Writes batches of a stream to the client where they arrive.
+
+    Args:
+        account: of the request.
+        client: gets them, once its answer has begun.
+
+    Attributes:
+        encoder: of the stream; to be set before that.
+    """
+
+    __slots__ = ("_account", "_client", "_write", "encoder")
+
+    def __init__(self, account: RequestAccount, client: Client) -> None:
+        self._account = account
+        self._client = client
+        self.encoder: StreamEncoder | None = None
+
+    def ready(self) -> bool:
+        """Whether the client takes bytes without a wait."""
+        self._write = self._client.at_once
+        return self._write is not None
+
+    def take(self, events: Events) -> None:
+        """Write a batch. The sink is ready."""
+        assert self.encoder is not None
+        assert self._write is not None
+        data = self.encoder.feed(events)
+        account = self._account
+        if account.first_token is None or account.texts is not None:
+            account.note_batch(events)
+        else:
+            account.note_next_token(events)  # texts have no finish reason
+        if data:
+            self._write(data)
 
 
 async def read_ahead(events: AsyncGenerator[Events, None], pause: float = PAUSE) -> AsyncGenerator[Events, None]:

@@ -105,19 +105,27 @@ def logged(account: RequestAccount, record: Record) -> LoggedRequest:
 
 def _parameters(request: Generate) -> dict[str, object]:
     """The parameters of a request that are set, without any text of the client."""
-    sampling = request.sampling
-    found: dict[str, object] = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "seed": None if sampling.seed_drawn else sampling.seed,
-        "max_tokens": request.stopping.max_new_tokens,
-        "choices": request.n if request.n > 1 else None,
-        "tools": len(request.tools) or None,
-        "grammar": type(request.grammar).__name__ if request.grammar is not None else None,
-        "lora_adapter": request.lora_adapter,
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    sampling, found = request.sampling, dict[str, object]()
+    # Written out: most requests have none or one of them, and a table would be made anew for each.
+    if sampling.temperature is not None:
+        found["temperature"] = sampling.temperature
+    if sampling.top_p is not None:
+        found["top_p"] = sampling.top_p
+    if sampling.top_k is not None:
+        found["top_k"] = sampling.top_k
+    if sampling.seed is not None and not sampling.seed_drawn:
+        found["seed"] = sampling.seed
+    if request.stopping.max_new_tokens is not None:
+        found["max_tokens"] = request.stopping.max_new_tokens
+    if request.n > 1:
+        found["choices"] = request.n
+    if request.tools:
+        found["tools"] = len(request.tools)
+    if request.grammar is not None:
+        found["grammar"] = type(request.grammar).__name__
+    if request.lora_adapter is not None:
+        found["lora_adapter"] = request.lora_adapter
+    return found
 
 
 def log_record(

@@ -70,10 +70,20 @@ class AnswerCycle(RequestResponseCycle):
 
     async def write(self, data: bytes) -> None:
         """Write a part of a stream."""
-        if self.flow.write_paused or self.disconnected or not self.chunked_encoding or self.scope["method"] == "HEAD":
+        if (write := self.at_once) is None:
             await super().send({"type": "http.response.body", "body": data, "more_body": True})
         else:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            write(data)
+
+    @property
+    def at_once(self) -> Callable[[bytes], object] | None:
+        """What writes a part of a stream, if nothing is in its way."""
+        if self.flow.write_paused or self.disconnected or not self.chunked_encoding or self.scope["method"] == "HEAD":
+            return None
+        return self._write_chunk
+
+    def _write_chunk(self, data: bytes) -> None:
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     async def receive(self) -> Any:
         """ASGI's `receive`."""

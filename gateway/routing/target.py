@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from backends.base import AnswersWhole, Backend
+from backends.base import AnswersWhole, Backend, FeedsSink
 from gateway.config import ServedEntity, Task
 from gateway.filters.chain import FilterChain
 from gateway.routing.assignment import Unit
@@ -35,6 +35,7 @@ class Target:
         filters: see the texts of its requests and answers; None: there are none.
         series: the labels of its metrics: endpoint, served entity, backend.
         whole: the backend, if it gives whole answers at once.
+        feeding: the backend, if it gives batches of a stream at once.
     """
 
     endpoint: str
@@ -47,10 +48,12 @@ class Target:
     filters: FilterChain | None = None
     series: tuple[str, str, str] = field(init=False)
     whole: AnswersWhole | None = field(init=False)
+    feeding: FeedsSink | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "series", (self.endpoint, self.entity.name, self.entity.backend))
         object.__setattr__(self, "whole", self.backend if isinstance(self.backend, AnswersWhole) else None)
+        object.__setattr__(self, "feeding", self.backend if isinstance(self.backend, FeedsSink) else None)
 
     def addressed(self, request: _Request) -> _Request:
         """The request as the backend is to get it. A LoRA adapter that the client chose goes before the entity's.

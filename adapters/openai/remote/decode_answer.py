@@ -71,17 +71,18 @@ class StreamReader(FrameReader):
         Raises:
             schemas.errors.GatewayError: the remote reported an error or violated the protocol.
         """
+        return self.run(data) or super().feed(data)
+
+    def run(self, data: bytes) -> Events:
+        """The events of a run of texts; () of anything else, which `feed` has to decode."""
         runs = self._runs
-        if runs is None or self._ended or not self._events.between_events:
-            return super().feed(data)
-        if (run := runs.read(data)) is None:
-            return super().feed(data)
-        texts = [*filter(None, run.texts)]
-        self._choices[runs.choice].generated += len(texts)
+        if runs is None or self._ended or not self._events.between_events or (run := runs.read(data)) is None:
+            return ()
+        self._choices[runs.choice].generated += len(run.texts) - run.texts.count(b"")
         if not self._relays:  # a delta for each chunk, of which the client gets as many
-            return tuple([Delta(runs.choice, text) for text in texts])
+            return tuple([Delta(runs.choice, text.decode()) for text in run.texts if text])
         relayed = Relayed(run.relayed, framed=True)
-        return (relayed, Delta(runs.choice, "".join(texts))) if texts else (relayed,)
+        return (relayed, Delta(runs.choice, run.text)) if run.text else (relayed,)
 
     def close(self) -> Events:
         """The events that end the stream, once the connection was closed or `[DONE]` was read."""

@@ -9,7 +9,6 @@ left to the decoder.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import msgspec
 
@@ -23,10 +22,17 @@ _LITERAL = re.compile(rb'[^"\\\x00-\x1f]*+')
 _decode = msgspec.json.Decoder(RemoteAnswer).decode
 
 
-class Run(NamedTuple):
-    """A read's chunks: the texts that they add to a choice, and the events that they are relayed as, if they are."""
+class Run(msgspec.Struct, frozen=True, gc=False):
+    """A read's chunks.
 
-    texts: list[str]
+    Attributes:
+        texts: that they add to a choice; each is UTF-8.
+        text: all of it.
+        relayed: the events that they are relayed as, if they are.
+    """
+
+    texts: list[bytes]
+    text: str
     relayed: bytes
 
 
@@ -55,17 +61,22 @@ class TextRuns:
             return None
         pieces = data[len(self._begin) : -len(self._end)].split(self._between)
         joined = b"".join(pieces)
-        # `guard` escapes characters at which some clients split an event: it has the events one by one.
-        if not _LITERAL.fullmatch(joined) or guard(joined) is not joined:
-            return None
-        try:
-            texts = [*map(bytes.decode, pieces)]
-        except UnicodeDecodeError:
+        if not _LITERAL.fullmatch(joined) or not (joined.isascii() or _is_plain(pieces, joined)):
             return None
         if self._sent is None:
-            return Run(texts, data)
+            return Run(pieces, joined.decode(), data)
         begin, end = self._sent
-        return Run(texts, begin + (end + begin).join(pieces) + end)
+        return Run(pieces, joined.decode(), begin + (end + begin).join(pieces) + end)
+
+
+def _is_plain(pieces: list[bytes], joined: bytes) -> bool:
+    """Whether each of these texts is UTF-8, and all clients read it as one line."""
+    try:
+        for piece in pieces:
+            piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return guard(joined) is joined
 
 
 def learn(data: bytes, sent: bytes, chunk: RemoteAnswer) -> TextRuns | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import Mock
 
 import pytest
 
 from adapters.base import Outbound
 from backends.transport import Transport, TransportLimits
+from backends.transport.connection import Connection
 from schemas.errors import BackendTimeout
 from tests.backends.transport.test_client import always, ask, soon, until
 from tests.faults.upstream import STREAM, Asked, Close, Hang, Pause, Step, chunk, response, upstream
@@ -94,3 +96,41 @@ async def test_a_read_ends_at_its_own_deadline_and_not_at_that_of_an_earlier_one
                 await answer.read(soon(0.01))
         answer.close()
         await transport.aclose()
+
+
+async def test_bytes_for_which_a_read_waits_are_offered_before_it_gets_them() -> None:
+    connection = Connection(TransportLimits(), lambda _: None, lambda _: None)
+    connection.connection_made(Mock(**{"get_write_buffer_size.return_value": 0, "is_closing.return_value": False}))
+    connection.send(b"")
+    connection.data_received(STREAM)
+    taken: list[bytes] = []
+
+    def take(data: bytes) -> float | None:
+        if data == b"wrong":
+            raise ValueError("wrong")
+        if data == b"other":
+            return None
+        taken.append(data)
+        return soon()
+
+    connection.take = take
+    connection.data_received(chunk(b"one"))
+    assert await connection.read(soon()) == b"one", "nobody waited"
+    reading = asyncio.ensure_future(connection.read(soon()))
+    await asyncio.sleep(0)
+    for data in (b"two", b"three", b"other", b"four"):
+        connection.data_received(chunk(data))
+    assert await reading == b"otherfour", "nothing overtakes what was not taken"
+    reading = asyncio.ensure_future(connection.read(soon()))
+    await asyncio.sleep(0)
+    connection.data_received(chunk(b"wrong"))
+    with pytest.raises(ValueError, match="wrong"):
+        await reading
+    assert await connection.read(soon()) == b"wrong"
+    reading = asyncio.ensure_future(connection.read(soon()))
+    await asyncio.sleep(0)
+    connection.data_received(chunk(b"last") + b"0\r\n\r\n")
+    assert await reading == b"last", "the end of the body is for the reader"
+    assert taken == [b"two", b"three"]
+    connection.release()
+    assert connection.take is None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from unittest.mock import Mock
 
 import pytest
 
-from gateway.http.read_ahead import MOST, _Reading, read_ahead
+from gateway.http.read_ahead import MOST, DirectSink, _Reading, read_ahead
 from schemas.errors import Incomplete
 from schemas.ir import Delta, Events
 
@@ -109,3 +110,22 @@ async def test_a_timer_that_comes_early_leaves_no_other_behind() -> None:
     assert await reading.next() == (Delta(0, "b"),)
     assert await reading.next() == (Delta(0, "c"),)
     assert await reading.next() == ()
+
+
+def test_a_sink_takes_batches_only_while_the_client_takes_bytes_without_a_wait() -> None:
+    account, client, written = Mock(first_token=0.1, texts=None), Mock(at_once=None), []
+    sink = DirectSink(account, client)
+    sink.encoder = Mock(**{"feed.side_effect": [b"one", b"", b"three"]})
+    assert not sink.ready()
+    client.at_once = written.append
+    for number in range(3):
+        assert sink.ready()
+        sink.take((Delta(0, str(number)),))
+    assert written == [b"one", b"three"], "an encoder may hold text back"
+    assert account.note_next_token.call_count == 3
+    account.texts = {}
+    sink.encoder = Mock(**{"feed.return_value": b"four"})
+    sink.take((Delta(0, "4"),))
+    account.note_batch.assert_called_once_with((Delta(0, "4"),))
+    client.at_once = None
+    assert not sink.ready()
