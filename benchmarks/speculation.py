@@ -147,8 +147,7 @@ def _submit(
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
     grammar = grammar_source(Grammar("json_schema", workload.schema)) if workload.schema else None
     sampling = SamplingParams(temperature=temperature, seed=seq)
-    # A text of equal length at every prompt, except where the grammar ends it.
-    return Submit(seq, tuple(ids), tokens, sampling, eos_token_ids=ends if grammar else (), grammar=grammar)
+    return Submit(seq, tuple(ids), tokens, sampling, eos_token_ids=ends, grammar=grammar)
 
 
 def _measure(without: Steps, ahead: Steps, asked: list[Submit]) -> tuple[int, float, float]:

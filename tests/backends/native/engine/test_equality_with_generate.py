@@ -1,6 +1,6 @@
 """Greedy output equals transformers' `generate`, token for token and logit by logit, however the steps are cut.
 
-The weights are wide, and the last test proves that these comparisons detect a lost or misplaced token.
+The weights are wide, and the last tests prove that these comparisons detect a lost or misplaced token or state.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 
 from backends.native.engine.runner.stacking import Stacking
+from backends.native.engine.state.pool import StatePool
+from backends.native.engine.state.step import StateView
 from backends.native.protocol.messages import Submit
+from tests.backends.native.engine.pretended.engines import WIDE
 from tests.backends.native.engine.tiny import (
     ADAPTED,
     FAMILIES,
+    MORE_RECURRENT,
     RECURRENT,
     VOCAB,
     Answer,
@@ -30,9 +34,12 @@ pytestmark = pytest.mark.torch
 
 LENGTHS = (3, 27, 14, 40, 1, 9)
 NEW = 12
+STATES = (*RECURRENT, *MORE_RECURRENT) if WIDE else tuple(RECURRENT)
 families = pytest.mark.parametrize(
-    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in (*ADAPTED, *RECURRENT))]
+    "family", [*FAMILIES, *(pytest.param(name, marks=pytest.mark.slow) for name in (*ADAPTED, *STATES))]
 )
+# Of a logprob. transformers' own logits of Zamba 2 differ by 4e-5 between a whole pass and one token at a time.
+TOLERANCES = {"zamba2": 1e-3}
 
 
 def requests(lengths: Iterable[int] = LENGTHS, new: int = NEW) -> list[Submit]:
@@ -40,12 +47,13 @@ def requests(lengths: Iterable[int] = LENGTHS, new: int = NEW) -> list[Submit]:
 
 
 def assert_equal(family: str, requests: list[Submit], answers: dict[int, Answer]) -> None:
+    tolerance = TOLERANCES.get(family, 1e-4)
     for request in requests:
         expected, answer = reference(family, request.prompt, request.max_new_tokens), answers[request.seq]
         assert answer.ids == expected.ids
         for returned, row, token in zip(answer.logprobs, expected.logprobs, expected.ids, strict=True):
-            assert returned.logprob == pytest.approx(float(row[token]), abs=1e-4)
-            assert returned.top_logprobs == pytest.approx(row.topk(5).values.tolist(), abs=1e-4)
+            assert returned.logprob == pytest.approx(float(row[token]), abs=tolerance)
+            assert returned.top_logprobs == pytest.approx(row.topk(5).values.tolist(), abs=tolerance)
 
 
 def packed(family: str, blocks: int = 64, size: int = 4, **options: int) -> Tiny:
@@ -82,7 +90,7 @@ def test_prefix_hits(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", STATES)
 def test_prefix_hits_of_prompts_that_have_a_part_in_common(family: str) -> None:
     """The state is kept where a prompt ends, and, from the second prompt on, where what they have in common ends."""
     engine = packed(family)
@@ -94,7 +102,7 @@ def test_prefix_hits_of_prompts_that_have_a_part_in_common(family: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", STATES)
 def test_a_chat_goes_on_from_the_state_within_its_last_answer(family: str) -> None:
     engine = packed(family)
     first = Submit(0, prompt(9, 1), 40)
@@ -132,6 +140,18 @@ def test_preemption(family: str) -> None:
     answers = engine.answers(asked, apart=1)
     assert engine.preemptions
     assert_equal(family, asked, answers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", MORE_RECURRENT)
+def test_chunks_preemption_and_prefix_hits_in_a_mixed_batch(family: str) -> None:
+    engine = packed(family, blocks=22, step_tokens=7, max_sequences=5)
+    asked = requests((9, 27, 14, 20), new=20)
+    assert_equal(family, asked, engine.answers(asked, apart=1))
+    assert engine.preemptions
+    again = engine.answers(asked[-1:])
+    assert_equal(family, asked[-1:], again)
+    assert again[asked[-1].seq].cached_tokens
 
 
 @pytest.mark.parametrize("family", ["mamba", "lfm2", "llama", "gpt2"])
@@ -181,3 +201,24 @@ def test_the_comparison_detects_a_wrong_token(family: str) -> None:
     changed = (*tokens[:20], (tokens[20] + 1) % VOCAB, *tokens[21:])
     moved = reference(family, tokens, 1).logprobs - reference(family, changed, 1).logprobs
     assert float(moved.abs().max()) > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*RECURRENT, *MORE_RECURRENT])
+def test_the_comparison_detects_a_lost_state(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a snapshot that a prefix hit goes on from, and of the chunk before."""
+    asked = requests((27,), new=4)
+    engine = packed(family)
+    engine.answers(asked)
+    with monkeypatch.context() as patched:
+        patched.setattr(StatePool, "_load_snapshot", lambda pool, sequence, tokens: tokens)
+        lost = engine.answers(asked)
+    assert lost[0].cached_tokens == 24
+    with pytest.raises(AssertionError):
+        assert_equal(family, asked, lost)
+    kept = StateView._get
+    monkeypatch.setattr(
+        StateView, "_get", lambda view, name: None if (state := kept(view, name)) is None else state * 0
+    )
+    with pytest.raises(AssertionError):
+        assert_equal(family, asked, packed(family, step_tokens=7, max_sequences=5).answers(asked))

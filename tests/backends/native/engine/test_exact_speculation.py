@@ -1,7 +1,7 @@
 """The tokens with speculation are those without: sampled or greedy, with penalties, grammars, preemption and cancels.
 
 Half of the drafts of `Guessing` are wrong at one place, so that every kind of verification occurs. Families that run
-packed are compared over ten thousand sampled tokens each.
+packed are compared over ten thousand sampled tokens each; those with adapted attention in `make test-accelerator`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from backends.native.grammar.grammar import grammar_source
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Cancel, SamplingParams, Submit
 from schemas.ir import Grammar
+from tests.backends.native.engine.pretended.engines import WIDE
 from tests.backends.native.engine.test_loop import Scripted, generated, poisoned
-from tests.backends.native.engine.tiny import FAMILIES, VOCAB, Answer, packed_runner, prompt, tiny
+from tests.backends.native.engine.tiny import ADAPTED, FAMILIES, VOCAB, Answer, packed_runner, prompt, tiny
 
 pytestmark = pytest.mark.torch
 
@@ -84,7 +85,7 @@ def assert_same(found: dict[int, Answer], expected: dict[int, Answer]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *(ADAPTED if WIDE else ())])
 def test_ten_thousand_sampled_tokens_are_equal(family: str) -> None:
     asked = [replace(one, stop_token_ids=()) for one in requests(SEQUENCES + 1, NEW)]
     expected = ran(family, asked, None)

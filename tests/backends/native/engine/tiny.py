@@ -89,6 +89,48 @@ RECURRENT: dict[str, dict[str, Any]] = {
     | {"lru_width": 48, "attention_window_size": 10, "block_types": ["recurrent", "attention"]},
 }
 """Families with recurrent state."""
+_NO_LIMIT = 1e-9  # of time steps: transformers heeds it in prompts and not in decode
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+MORE_RECURRENT: dict[str, dict[str, Any]] = {
+    "qwen3_next": _SHAPE | _DELTA_NET | _EXPERTS | {"shared_expert_intermediate_size": 16},
+    "olmo_hybrid": _SHAPE | _DELTA_NET,
+    "kimi_linear": _SHAPE
+    | _EXPERTS
+    | {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+    | {"layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 8, "linear_num_heads": 4}
+    | {"mlp_layer_types": ["dense", "sparse"], "num_local_experts": 4},
+    "granitemoehybrid": _SHAPE
+    | _MAMBA_2
+    | {"layer_types": ["mamba", "attention"], "num_local_experts": 4, "shared_intermediate_size": 16},
+    "bamba": _SHAPE | _MAMBA_2 | {"attn_layer_indices": [1]},
+    "nemotron_h": _SHAPE
+    | _EXPERTS
+    | {"layers_block_type": ["mamba", "moe", "attention", "mlp"], "n_routed_experts": 4}
+    | {"moe_shared_expert_intermediate_size": 16, "ssm_state_size": 8, "mamba_num_heads": 8, "mamba_head_dim": 12}
+    | {"n_groups": 1, "chunk_size": 8, "time_step_min": _NO_LIMIT},
+    "zamba": _SHAPE
+    | {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"], "mamba_d_state": 4}
+    | {"mamba_dt_rank": 4, "attention_hidden_size": 96, "attention_head_dim": 24}
+    | {"num_key_value_heads": 4},
+    "zamba2": _SHAPE
+    | {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"], "mamba_d_state": 8}
+    | {"n_mamba_heads": 8, "mamba_ngroups": 1, "chunk_size": 8, "num_mem_blocks": 2}
+    | {"use_shared_attention_adapter": True, "adapter_rank": 4, "use_mem_rope": True, "num_key_value_heads": 4}
+    | {"head_dim": 24, "time_step_min": _NO_LIMIT},
+    "lfm2_moe": _SHAPE
+    | _EXPERTS
+    | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "num_dense_layers": 1},
+    "minimax": _SHAPE
+    | {"layer_types": ["linear_attention", "full_attention"], "block_size": 8, "num_local_experts": 4},
+    "falcon_mamba": {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "state_size": 4,
+        "pad_token_id": 0,
+    },
+}
+"""The same, which the suite compares in one engine each, and `make test-accelerator` in all of them."""
 EXPERTS: dict[str, dict[str, Any]] = {"mixtral": _SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2}}
 """Families that transformers stores with a tensor for each expert, and runs with one for all."""
 OTHERS: dict[str, dict[str, Any]] = {
@@ -111,7 +153,9 @@ OTHERS: dict[str, dict[str, Any]] = {
 def build(family: str) -> Any:
     """Build a tiny model in float32 with its own attention; the same at every call."""
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **(FAMILIES | ADAPTED | RECURRENT | EXPERTS | OTHERS)[family])
+    config = AutoConfig.for_model(
+        family, **(FAMILIES | ADAPTED | RECURRENT | MORE_RECURRENT | EXPERTS | OTHERS)[family]
+    )
     built = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     for parameter in built.parameters():
         if parameter.dim() >= 2:

@@ -101,6 +101,25 @@ struct Activations {
 #endif
 };
 
+// Calls visit(the first input, levels, scale, least) for each group of LANES outputs.
+template <class Format, class Visit>
+void each_group(const uint8_t* block, long inputs, Visit visit) {
+  for (long k = 0; k < inputs; k += Format::SIZE, block += Format::BYTES * LANES) {
+    for (long byte = 0; byte < Format::BYTES * LANES; byte += CACHE_LINE) __builtin_prefetch(block + AHEAD + byte);
+    Format::each(block, [&](long index, const u32x16* levels, f32x16 scale, f32x16 least) {
+      visit(k + index * Format::GROUP, levels, scale, least);
+    });
+  }
+}
+
+// A group's place among the inputs of its `Activations`: where it starts, and which of their sums it needs.
+template <class Format>
+struct Place {
+  static constexpr bool WHOLE = Format::GROUP == Activations::COUNT;
+  long start, part;
+  explicit Place(long input) : start(WHOLE ? 0 : input % Activations::COUNT), part(WHOLE ? 2 : start / Format::GROUP) {}
+};
+
 #ifdef MULTIPLIES_BYTES
 // sums + the products of four unsigned bytes of each lane by the four signed ones at `numbers`.
 inline i32x16 add_products(i32x16 sums, u32x16 levels, const int8_t* numbers) {
@@ -118,69 +137,72 @@ inline i32x16 add_products(i32x16 sums, u32x16 levels, const int8_t* numbers) {
   return sums;
 #endif
 }
-#endif
 
-// The levels of a group's weights, as they are multiplied.
-template <class Format>
-struct Levels {
-  static constexpr int GROUP = Format::GROUP, OFFSET = Format::OFFSET;
-#ifdef MULTIPLIES_BYTES
-  u32x16 words[GROUP / 4];
-#else
-  f32x16 numbers[GROUP];
-#endif
+constexpr long TILE = 4;  // rows whose sums and a group's levels stay in registers
 
-  explicit Levels(const u32x16* levels) {
-#ifdef MULTIPLIES_BYTES
-    std::copy(levels, levels + GROUP / 4, words);
-#else
-    for (int k = 0; k < GROUP; k++) numbers[k] = level<Format>(levels[k / 4], k % 4);
-#endif
-  }
-
-  // sums + ((the levels - OFFSET) * scale + least) by the activations from number `start` on.
-  f32x16 multiply(f32x16 sums, f32x16 scale, f32x16 least, const Activations& by, int start) const {
-    const int part = GROUP == Activations::COUNT ? 2 : start / GROUP;
-#ifdef MULTIPLIES_BYTES
-    i32x16 products[3] = {};
+// products[COUNT, VECTORS], the first of each row: activations[inputs / COUNT, `rows`] by LANES outputs. A product of
+// bytes waits for the one before it, so rows take turns: one row alone takes twice its share of four.
+template <class Format, int COUNT>
+void dot_tile(const uint8_t* block, long inputs, const Activations* activations, long rows, f32x16* products) {
+  constexpr int OFFSET = Format::OFFSET;
+  f32x16 totals[COUNT] = {};
+  each_group<Format>(block, inputs, [&](long at, const u32x16* levels, f32x16 scale, f32x16 least) {
+    const Activations* by = activations + at / Activations::COUNT * rows;
+    const Place<Format> place(at);
+    i32x16 sums[COUNT][3] = {};
 #pragma GCC unroll 8
-    for (int w = 0; w < GROUP / 4; w++)
-      for (int place = 0; place < 3; place++)
-        products[place] = add_products(products[place], words[w], by.bytes[place] + start + 4 * w);
-    i32x16 upper = products[0], lower = (products[1] << 8) + products[2];
-    if constexpr (OFFSET) upper -= by.totals[part][0] * OFFSET, lower -= by.totals[part][1] * OFFSET;
-    // `upper` has at most 21 bits, `lower` at most 29: only the last bits of that are rounded.
-    const f32x16 product = to_float(upper) * 65536 + to_float(lower);
-    scale *= by.factor;
-#else
-    f32x16 product = {}, other = {};
-#pragma GCC unroll 32
-    for (int k = 0; k < GROUP; k += 2) {
-      product += numbers[k] * by.numbers[start + k];
-      other += numbers[k + 1] * by.numbers[start + k + 1];
+    for (int w = 0; w < Format::GROUP / 4; w++)
+      for (int row = 0; row < COUNT; row++)
+        for (int byte = 0; byte < 3; byte++)
+          sums[row][byte] = add_products(sums[row][byte], levels[w], by[row].bytes[byte] + place.start + 4 * w);
+    for (int row = 0; row < COUNT; row++) {
+      i32x16 upper = sums[row][0], lower = (sums[row][1] << 8) + sums[row][2];
+      if constexpr (OFFSET)
+        upper -= by[row].totals[place.part][0] * OFFSET, lower -= by[row].totals[place.part][1] * OFFSET;
+      else
+        totals[row] += least * by[row].sums[place.part];
+      // `upper` has at most 21 bits, `lower` at most 29: only the last bits of that are rounded.
+      totals[row] += (to_float(upper) * 65536 + to_float(lower)) * (scale * by[row].factor);
     }
-    product += other;
-#endif
-    if constexpr (!OFFSET) sums += least * by.sums[part];
-    return sums + product * scale;
-  }
-};
+  });
+  for (int row = 0; row < COUNT; row++) products[row * VECTORS] = totals[row];
+}
 
-// products[rows, VECTORS], the first of each row: activations[rows, inputs / COUNT] by LANES outputs.
+// The same for all `rows`.
 template <class Format>
 void dot(const uint8_t* block, long inputs, const Activations* activations, long rows, f32x16* products) {
-  const long count = inputs / Activations::COUNT;
-  for (long k = 0; k < inputs; k += Format::SIZE, block += Format::BYTES * LANES) {
-    for (long byte = 0; byte < Format::BYTES * LANES; byte += CACHE_LINE) __builtin_prefetch(block + AHEAD + byte);
-    Format::each(block, [&](long index, const u32x16* words, f32x16 scale, f32x16 least) {
-      const Levels<Format> levels(words);
-      const long at = k + index * Format::GROUP, start = at % Activations::COUNT;
-      const Activations* own = activations + at / Activations::COUNT;
-      for (long row = 0; row < rows; row++, own += count)
-        products[row * VECTORS] = levels.multiply(products[row * VECTORS], scale, least, *own, start);
-    });
-  }
+  for (long row = 0; row < rows; row += TILE, activations += TILE, products += TILE * VECTORS)
+    switch (std::min(TILE, rows - row)) {
+      case 1: dot_tile<Format, 1>(block, inputs, activations, rows, products); break;
+      case 2: dot_tile<Format, 2>(block, inputs, activations, rows, products); break;
+      case 3: dot_tile<Format, 3>(block, inputs, activations, rows, products); break;
+      case 4: dot_tile<Format, 4>(block, inputs, activations, rows, products); break;
+    }
 }
+#else
+// products[rows, VECTORS], the first of each row, += activations[inputs / COUNT, rows] by LANES outputs.
+template <class Format>
+void dot(const uint8_t* block, long inputs, const Activations* activations, long rows, f32x16* products) {
+  each_group<Format>(block, inputs, [&](long at, const u32x16* levels, f32x16 scale, f32x16 least) {
+    const Activations* by = activations + at / Activations::COUNT * rows;
+    const Place<Format> place(at);
+    f32x16 numbers[Format::GROUP];  // for all rows: it takes longer than to multiply them by one
+#pragma GCC unroll 32
+    for (int k = 0; k < Format::GROUP; k++) numbers[k] = level<Format>(levels[k / 4], k % 4);
+    for (long row = 0; row < rows; row++, by++) {
+      f32x16 product = {}, other = {};
+#pragma GCC unroll 32
+      for (int k = 0; k < Format::GROUP; k += 2) {
+        product += numbers[k] * by->numbers[place.start + k];
+        other += numbers[k + 1] * by->numbers[place.start + k + 1];
+      }
+      f32x16 total = products[row * VECTORS];
+      if constexpr (!Format::OFFSET) total += least * by->sums[place.part];
+      products[row * VECTORS] = total + (product + other) * scale;
+    }
+  });
+}
+#endif
 
 struct Functions {
   void (*dot)(const uint8_t*, long, const Activations*, long, f32x16*);
@@ -225,7 +247,8 @@ void multiply(const void* input, const Part* parts, long count, const void* bias
   const long own = rows * inputs / Activations::COUNT;
 #pragma omp for schedule(static)
   for (long at = 0; at < own; at++)
-    room[at].set<Dtype>(static_cast<const typename Dtype::scalar*>(input) + at * Activations::COUNT);
+    room[at].set<Dtype>(static_cast<const typename Dtype::scalar*>(input) +
+                        (at % rows * inputs + at / rows * Activations::COUNT));
   long outputs = 0, first = 0;
   for (const Part* part = parts; part < parts + count; part++) outputs += part->outputs;
   for (const Part* part = parts; part < parts + count; first += part++->outputs) {
