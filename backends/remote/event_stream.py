@@ -27,7 +27,7 @@ class EventStream:
             that only sends keep-alive comments is cut off.
     """
 
-    __slots__ = ("_decoder", "_failure", "_idle", "_loop", "_response", "_run", "_sink")
+    __slots__ = ("_decoder", "_failure", "_idle", "_loop", "_response", "_run", "_sink", "_until")
 
     def __init__(self, response: Response, decoder: StreamDecoder, idle: float) -> None:
         self._response = response
@@ -49,7 +49,8 @@ class EventStream:
         if self._sink is None or not self._sink.ready() or not (events := self._run(data)):
             return None
         self._sink.take(events)
-        return self._loop.time() + self._idle
+        self._until = self._loop.time() + self._idle
+        return self._until
 
     async def first(self, deadline: float) -> Events:
         """Read the first events, at least one.
@@ -74,12 +75,12 @@ class EventStream:
         """
         if self._failure is not None:
             raise self._failure
-        # Set outside the loop: bytes that complete no event must not renew the deadline.
-        until = self._loop.time() + self._idle if deadline is None else deadline
+        # Set outside the loop: bytes that complete no event must not renew the deadline. What the sink takes does.
+        self._until = self._loop.time() + self._idle if deadline is None else deadline
         events: Events = ()
         while not events:
             try:
-                data = await self._response.read(until)
+                data = await self._response.read(self._until)
             except BackendTimeout as timeout:
                 # Before the first event the timeout itself is the error; later the answer is incomplete.
                 return self._close(_idle() if deadline is None else timeout)

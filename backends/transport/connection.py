@@ -130,6 +130,7 @@ class Connection(asyncio.Protocol):
             if self._complete:
                 return b""
             await self._wait(deadline)
+            deadline = self._deadline  # later, if `take` has got something meanwhile
         # Fast path: a stream mostly has one chunk per wake-up, which is handed on without a copy.
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()

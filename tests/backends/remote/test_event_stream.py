@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
+from backends.remote.event_stream import EventStream
+from backends.transport import Response
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
 from schemas.ir import Delta
@@ -83,3 +87,35 @@ async def test_an_error_after_some_text_is_not_retried() -> None:
     assert [event.text for event in events if isinstance(event, Delta)] == ["H"]
     assert error is not None
     assert len([asked for asked in there.asked if asked.line.startswith("POST")]) == 1
+
+
+class Taking:
+    """A response whose first read waits until the sink has got something; then there is a comment, then a text."""
+
+    def __init__(self) -> None:
+        self.deadlines: list[float] = []
+
+    def offer(self, take: Callable[[bytes], float | None]) -> None:
+        self.take = take
+
+    async def read(self, deadline: float) -> bytes:
+        self.deadlines.append(deadline)
+        if len(self.deadlines) > 1:
+            return event(text="read")
+        renewed = self.take(b"run")
+        assert renewed is not None
+        self.renewed = renewed
+        return b": comment\n\n"
+
+
+async def test_bytes_without_an_event_have_the_deadline_that_the_sink_has_renewed() -> None:
+    texts, sink, there = (Delta(0, "taken"),), Mock(), Taking()
+    read = (Delta(0, "read"),)
+    decoder = Mock(
+        **{"feed.side_effect": lambda data: () if data.startswith(b":") else read, "run.return_value": texts}
+    )
+    stream = EventStream(cast(Response, there), decoder, 60.0)
+    stream.feed_into(sink)
+    assert await stream.read() == read
+    sink.take.assert_called_once_with(texts)
+    assert there.deadlines[1] == there.renewed >= there.deadlines[0]

@@ -134,3 +134,20 @@ async def test_bytes_for_which_a_read_waits_are_offered_before_it_gets_them() ->
     assert taken == [b"two", b"three"]
     connection.release()
     assert connection.take is None
+
+
+async def test_what_is_taken_renews_the_deadline_of_the_read_that_waits() -> None:
+    connection = Connection(TransportLimits(), lambda _: None, lambda _: None)
+    connection.connection_made(Mock(**{"get_write_buffer_size.return_value": 0, "is_closing.return_value": False}))
+    connection.send(b"")
+    connection.data_received(STREAM)
+    renewed = soon(1000)
+    connection.take = lambda data: renewed if data == b"taken" else None
+    reading = asyncio.ensure_future(connection.read(soon()))
+    await asyncio.sleep(0)
+    connection.data_received(chunk(b"taken"))
+    connection.data_received(b"5\r\n")  # wakes the read, and is nothing of the body
+    await asyncio.sleep(0)
+    assert connection._deadline == renewed
+    connection.data_received(b"other\r\n")
+    assert await reading == b"other"
