@@ -9,6 +9,7 @@ RIVALS := .rivals
 PEERS := .peers
 TOOLS := .venv-tools
 OTHER := .venv-other
+FORMATS := .venv-formats
 NODE := tests/clients/node
 KERNELS := backends/native/engine/kernels/src/*
 # Python compiles what is imported, once; pip would compile all of it, which takes a minute or more for each environment.
@@ -33,7 +34,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python test-oldest test-documents check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
+.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python test-oldest test-formats test-documents check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -115,6 +116,14 @@ test-oldest: $(TOOLS)/.installed  ## the fast tests, and the engine's, with the 
 
 test-documents: models $(VENV)/.checked  ## every command of the documents, and every server that they start (two minutes)
 	$(TEST_ENV) INTERLINGUA_WIDE=1 $(VENV)/bin/pytest -q -n 2 tests/shell tests/test_shell_blocks.py tests/test_documents.py
+
+# What they need beside the main environment's torch and transformers, which they see; nothing may bring another torch.
+FORMAT_TOOLS := compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0 loguru==0.7.3
+test-formats: $(VENV)/.checked  ## checkpoints that the tools of quantization write themselves (a minute)
+	$(PYTHON) -m venv --clear $(FORMATS)
+	$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(FORMATS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
+	$(FORMATS)/bin/pip $(PIP) --no-deps $(FORMAT_TOOLS)
+	$(TEST_ENV) INTERLINGUA_FORMATS=$(abspath $(FORMATS)/bin/python) $(VENV)/bin/pytest -q tests/backends/native/engine/formats/test_folders_of_tools.py
 
 test-image: $(VENV)/.checked  ## the steps of the gateway's Dockerfile in a chroot, as root (a minute or two)
 	$(TEST_ENV) INTERLINGUA_IMAGE=1 $(VENV)/bin/pytest -q tests/deploy/test_images.py

@@ -1,0 +1,50 @@
+"""Folders that compressed-tensors and bitsandbytes have written give the logits of their weights.
+
+`make test-formats` installs the tools in an environment of their own, which `INTERLINGUA_FORMATS` names.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from backends.native.engine.loading.weights import load
+
+PYTHON = os.environ.get("INTERLINGUA_FORMATS", "")
+SCRIPT = Path(__file__).with_name("write_folders.py")
+NAMES = (
+    *(f"compressed-tensors-{preset}" for preset in ("W4A16", "W4A16_ASYM", "W8A16", "W8A8")),
+    *(f"compressed-tensors-{preset}" for preset in ("FP8", "FP8_DYNAMIC", "FP8_BLOCK")),
+    *(f"bitsandbytes-{kind}" for kind in ("nf4", "nf4-nested", "fp4", "int8")),
+)
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON, reason="part of `make test-formats`"),
+]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each of `NAMES`."""
+    out = tmp_path_factory.mktemp("folders")
+    subprocess.run([PYTHON, SCRIPT, out], check=True, timeout=280)
+    return out
+
+
+def test_all_folders_are_compared(written: Path) -> None:
+    assert {path.stem for path in written.glob("*.safetensors")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_are_those_of_the_weights(name: str, written: Path) -> None:
+    expected = load_file(written / f"{name}.safetensors")["logits"]
+    with torch.inference_mode():
+        found = load(str(written / name)).model(torch.arange(12).unsqueeze(0)).logits[0]
+    torch.testing.assert_close(found, expected, atol=1e-3 * float(expected.abs().max()), rtol=0)
