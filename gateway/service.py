@@ -178,11 +178,11 @@ class Service:
             raise BackendUnavailable("The model cannot be reached.")
 
     def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-        """The targets with those whose backend is in trouble moved to the end."""
+        """The targets with those moved to the end whose backend is in trouble or still loads."""
         # The usual case copies and sorts nothing.
-        if len(targets) == 1 or not any(map(self._in_trouble, targets)):
+        if len(targets) == 1 or not any(map(self._rank, targets)):
             return targets
-        return tuple(sorted(targets, key=self._in_trouble))  # stable: the plan's order stays among equals
+        return tuple(sorted(targets, key=self._rank))  # stable: the plan's order stays among equals
 
     def refresh(self) -> None:
         """Serve what is deployed by now. Called before every request, so that a change that one worker has confirmed is
@@ -288,10 +288,13 @@ class Service:
         """Whether a backend is ready, and not in trouble: background work must not add to it."""
         return self._health[backend] == Health("ready")  # equal means without a detail, too
 
-    def _in_trouble(self, target: Target) -> bool:
-        """Whether a target's backend is ready, but others are to be preferred to it."""
+    def _rank(self, target: Target) -> int:
+        """How much others are preferred to a target: 1 if its backend is ready but in trouble, 2 if it still loads.
+
+        One that loads is last since only the last one is waited for: it may answer when all others have failed.
+        """
         health = self._health[target.entity.backend]
-        return health.status == "ready" and bool(health.detail)
+        return 2 if health.status == "loading" else int(health.status == "ready" and bool(health.detail))
 
     async def _start(self, name: str, backend: Backend) -> None:
         """Start a backend; if it fails, again after a growing delay."""

@@ -69,7 +69,7 @@ compared. Copies for shadows and stops of the guardrail are counted beside them.
 """
 
 IN_TROUBLE = "in_trouble"
-"""How an arm ended a request when it was passed over because its backend is in trouble."""
+"""How an arm ended a request when it was passed over because its backend is in trouble, or still loads."""
 
 FAILURES = frozenset(
     {

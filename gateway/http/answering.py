@@ -104,7 +104,7 @@ class Responder:
         account = self._account
         failure: Exception | None = None
         failed_at: Stage = "wait"
-        # Order: assignment (sticky) first; a backend that is ready but in trouble goes behind the others.
+        # Order: assignment (sticky) first; a backend that is in trouble, or still loads, goes behind the others.
         targets = plan.targets if len(plan.targets) == 1 else self._service.preferred(plan.targets)
         if targets[0] is not plan.targets[0]:
             # The experiment counts it as a failure of the assigned target, even if that is asked last and answers.

@@ -144,7 +144,7 @@ def test_an_id_cannot_be_guessed_from_others() -> None:
     assert min(changed) > 20
 
 
-def test_targets_in_trouble_come_last_and_stay() -> None:
+def test_targets_in_trouble_or_loading_come_last_and_stay() -> None:
     backends = {name: ScriptedBackend(name) for name in "st"}
     arms = tuple(ServedEntity(name=name, backend=name, traffic_percentage=50) for name in backends)
     kinds = {name: {"kind": "scripted"} for name in backends}
@@ -156,6 +156,10 @@ def test_targets_in_trouble_come_last_and_stay() -> None:
     assert served.preferred((one, other)) == (other, one)
     served._health["t"] = Health("ready", "5 failures in a row")
     assert served.preferred((one, other)) == (one, other)
+    served._health["s"] = Health("loading", "weights 40%")
+    assert served.preferred((one, other)) == (other, one)
+    served._health["t"] = Health("failed")  # which a request learns without a wait
+    assert served.preferred((one, other)) == (other, one)
 
 
 def test_ended_requests_are_counted_by_endpoint() -> None:

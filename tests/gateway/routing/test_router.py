@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,28 @@ async def test_a_model_that_an_upstream_does_not_have_is_its_arms_failure(stream
             "refused": 0.0,
             "abandoned": 0.0,
         }
+
+
+async def test_a_backend_that_loads_is_waited_for_once_all_others_have_failed() -> None:
+    backends = {name: ScriptedBackend(name) for name in "st"}
+    arms = (
+        ServedEntity(name="a", backend="s", model="echo", traffic_percentage=100),
+        ServedEntity(name="b", backend="t", model="error", traffic_percentage=0),
+    )
+    config = Config(
+        backends={name: {"kind": "scripted"} for name in backends}, endpoints={"chat": Endpoint(served_entities=arms)}
+    )
+    app = create_app(config, backends)
+    async with running(app) as client:
+        backends["s"].health = Health("loading")
+        await app.state.service._check_health()
+        asked = asyncio.create_task(chat(client))
+        while not re.search(r'gw_fallbacks_total{[^}]*served="b"', (await client.get("/metrics")).text):
+            await asyncio.sleep(0.001)
+        backends["s"].health = Health("ready")
+        await app.state.service._check_health()
+        answer = await asked
+        assert (answer.status_code, answer.headers["served-model-name"]) == (200, "a")
 
 
 @pytest.mark.slow
