@@ -75,7 +75,8 @@ def nodes() -> Iterator[dict[str, Any]]:
     try:
         line = process.stdout.readline() if select.select([process.stdout], [], [], START)[0] else b""
         if not line:  # nothing of ours has run so far
-            pytest.skip(f"Ray starts no cluster here: {(folder / 'log').read_text().strip()[-500:]}")
+            why = (folder / "log").read_text().strip().rpartition("\n")[2]
+            pytest.skip(f"Ray starts no cluster here: {why}")
         yield {"pid": process.pid, **json.loads(line)}
     finally:
         process.stdin.close()
