@@ -24,12 +24,25 @@ _PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
 
 
 def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what outlives its raylet becomes a child of this process
+    try:
+        _run()
+    finally:
+        # Agents of a raylet, for one, need most of a minute to see that it is gone.
+        with suppress(ChildProcessError):
+            while True:
+                for child in _children():
+                    os.kill(child, signal.SIGKILL)
+                os.wait()
+
+
+def _run() -> None:
+    """Start the cluster, and return at the end of standard input."""
     least: dict[str, Any] = {
         "object_store_memory": 78_643_200,
         "include_log_monitor": False,
         "_system_config": {"prestart_worker_first_driver": False},
     }
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what outlives its raylet becomes a child of this process
     cluster = Cluster()
     head = cluster.add_node(
         node_ip_address=HEAD, num_cpus=0, no_monitor=True, include_dashboard=False, wait=False, **least
@@ -48,14 +61,6 @@ def main() -> None:
     while not select.select([sys.stdin], [], [], 0.1)[0]:
         with suppress(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
-    for node in (*nodes, head):
-        node.kill_all_processes(check_alive=False, allow_graceful=False)
-    # Agents of a raylet, for one, need most of a minute to see that it is gone.
-    with suppress(ChildProcessError):
-        while True:
-            for child in _children():
-                os.kill(child, signal.SIGKILL)
-            os.wait()
 
 
 def _children() -> list[int]:

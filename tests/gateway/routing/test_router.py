@@ -183,7 +183,7 @@ async def test_a_backend_that_loads_is_waited_for_once_all_others_have_failed() 
         backends["s"].health = Health("loading")
         await app.state.service._check_health()
         asked = asyncio.create_task(chat(client))
-        while not re.search(r'gw_fallbacks_total{[^}]*served="b"', (await client.get("/metrics")).text):
+        while not re.search(r'gw_fallbacks_total{[^}]*served="b"', (await client.get("/metrics")).text):  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         backends["s"].health = Health("ready")
         await app.state.service._check_health()
