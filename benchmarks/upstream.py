@@ -62,7 +62,7 @@ class CannedAnswers(asyncio.Protocol):
         if has_body and len(body) < int(length.split(b"\r\n")[0]):
             return
         self._rest = b""
-        if head.startswith(b"POST ") and b"/chat/completions " not in head:
+        if head.startswith(b"POST ") and b"/completions " not in head:
             self._transport.write(_ABSENT)  # such as what a router may ask about a prompt
         elif b'"single"' in body:
             self._stream(1)
