@@ -9,11 +9,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from adapters.base import StreamDecoder
 from backends.remote.event_stream import EventStream
 from backends.transport import Response
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
-from schemas.ir import Delta
+from schemas.ir import Delta, Events
 from tests.faults.recorded import ask, playing, request
 from tests.faults.upstream import END, STREAM, Asked, Step, chunk, response, upstream
 from tests.gateway.serving import running
@@ -108,14 +109,23 @@ class Taking:
         return b": comment\n\n"
 
 
+class Texts:
+    """A decoder that finds texts in a run, and none in comments."""
+
+    taken = (Delta(0, "taken"),)
+    fed = (Delta(0, "read"),)
+
+    def run(self, data: bytes) -> Events:
+        return self.taken
+
+    def feed(self, data: bytes) -> Events:
+        return () if data.startswith(b":") else self.fed
+
+
 async def test_bytes_without_an_event_have_the_deadline_that_the_sink_has_renewed() -> None:
-    texts, sink, there = (Delta(0, "taken"),), Mock(), Taking()
-    read = (Delta(0, "read"),)
-    decoder = Mock(
-        **{"feed.side_effect": lambda data: () if data.startswith(b":") else read, "run.return_value": texts}
-    )
-    stream = EventStream(cast(Response, there), decoder, 60.0)
+    sink, there = Mock(), Taking()
+    stream = EventStream(cast(Response, there), cast(StreamDecoder, Texts()), 60.0)
     stream.feed_into(sink)
-    assert await stream.read() == read
-    sink.take.assert_called_once_with(texts)
+    assert await stream.read() == Texts.fed
+    sink.take.assert_called_once_with(Texts.taken)
     assert there.deadlines[1] == there.renewed >= there.deadlines[0]
