@@ -26,12 +26,13 @@ import pytest
 
 from tests.application.test_cluster import MANY, STREAMS, Text, all_at_once, samples, stream
 from tests.gateway.processes import LIMIT, Gateway, alive, serving, until
+from tests.missing_tools import missing
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.slow,
     pytest.mark.cluster,
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: the extra `cluster`"),
+    pytest.mark.skipif(find_spec("ray") is None, reason=missing("Ray, the extra `cluster`")),
 ]
 
 START = 150

@@ -11,6 +11,7 @@ import yaml
 
 from gateway.config import parse
 from tests.deploy.test_services import DEPLOY, run, tool
+from tests.missing_tools import missing
 
 Manifest = dict[str, Any]
 
@@ -27,7 +28,7 @@ def groups(manifests: dict[str, Manifest]) -> dict[str, Manifest]:
 
 
 def test_the_cluster_has_the_fields_of_kuberay(manifests: dict[str, Manifest]) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema = pytest.importorskip("jsonschema", reason=missing("jsonschema"))
     schema = json.loads(Path(__file__).with_name("raycluster.json").read_text())
     cluster = manifests["RayCluster"]
     jsonschema.validate(cluster, schema)

@@ -12,6 +12,7 @@ from gateway.storage.json_file import JsonFile
 from gateway.storage.shared.document import Revised, SharedDocument
 from gateway.storage.shared.state_server import ServerAway, StateServer
 from tests.gateway.state_server import Process
+from tests.missing_tools import missing
 
 
 class Names(Revised, frozen=True):
@@ -97,7 +98,7 @@ async def test_a_server_that_says_nothing_costs_its_timeout_once(fleeting_proces
     [("", "is not set"), ("http://x", "begins with none of"), ("redis://h:port", "is wrong")],
 )
 def test_a_wrong_url_is_refused_without_being_repeated(url: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("redis")
+    pytest.importorskip("redis", reason=missing("redis-py"))
     monkeypatch.setenv("WRONG", url)
     from gateway.config import ConfigError
 
