@@ -16,9 +16,8 @@ import msgspec
 from adapters.objects import RESPONSE, Append, Entry
 from schemas.catalog import Catalog, Change
 from schemas.completion import Completion
-from schemas.errors import GatewayError, MethodNotAllowed
+from schemas.errors import GatewayError, MethodNotAllowed, Quota
 from schemas.ir import Embed, Embeddings, Events, Generate, Request, TokenIds, Tokenize, Tokens
-from schemas.quota import Quota
 
 JSON = "application/json"
 Headers = tuple[tuple[str, str], ...]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from adapters.base import RawHeaders
-from schemas.quota import Quota
+from schemas.errors import Quota
 
 
 def openai_limit_headers(quotas: Sequence[Quota]) -> RawHeaders:

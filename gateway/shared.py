@@ -18,8 +18,8 @@ from gateway.config import Config, Endpoint, ServedEntity
 from gateway.deployment.deployments import State
 from gateway.deployment.state_file import state_file
 from gateway.experiments.experiments import Experiments, figures_folder
-from gateway.experiments.shared_feedback import SharedFeedback
-from gateway.experiments.shared_figures import SharedFigures
+from gateway.experiments.shared.feedback import SharedFeedback
+from gateway.experiments.shared.figures import SharedFigures
 from gateway.storage.answer_cache import AnswerStore
 from gateway.storage.json_file import JsonFile
 from gateway.storage.shared.answers import SharedAnswers

@@ -28,9 +28,25 @@ whose kind an adapter's table has no row for.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from schemas.quota import Quota
+import msgspec
+
+
+class Quota(msgspec.Struct, frozen=True):
+    """What is left of a client's limit in a window, after the request that is answered has been counted.
+
+    Attributes:
+        kind: what is limited.
+        limit: the most in the window.
+        remaining: what is left of it.
+        reset: seconds until all of it is left again, rounded up.
+    """
+
+    kind: Literal["requests", "tokens"]
+    limit: int
+    remaining: int
+    reset: int
 
 
 class Fault(StrEnum):

@@ -20,9 +20,8 @@ from adapters.base import Call, RawHeaders, Reply, Route
 from adapters.batches import BatchCodec
 from schemas import anthropic as wire
 from schemas.completion import Completion
-from schemas.errors import GatewayError, InternalError
+from schemas.errors import GatewayError, InternalError, Quota
 from schemas.ir import Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
-from schemas.quota import Quota
 
 _VERSION = "anthropic-version"
 

@@ -15,9 +15,8 @@ from adapters.gemini.dialects import Dialect
 from adapters.rate_limits import openai_limit_headers
 from schemas import gemini as wire
 from schemas.completion import Completion
-from schemas.errors import GatewayError
+from schemas.errors import GatewayError, Quota
 from schemas.ir import Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
-from schemas.quota import Quota
 
 _CHAT = {"contents": [{"role": "user", "parts": [{"text": "What is the capital of France?"}]}]}
 _TEXT = {"content": {"parts": [{"text": "Hello!"}]}}

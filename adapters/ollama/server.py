@@ -14,9 +14,8 @@ from adapters.ollama.dialects import Dialect
 from adapters.rate_limits import openai_limit_headers
 from schemas import ollama as wire
 from schemas.completion import Completion
-from schemas.errors import GatewayError, InternalError
+from schemas.errors import GatewayError, InternalError, Quota
 from schemas.ir import Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
-from schemas.quota import Quota
 
 _READERS = {"chat": read_chat, "generate": read_generate, "embed": read_embed, "embeddings": read_embeddings}
 """Name of a route -> the function that reads its body."""

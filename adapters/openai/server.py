@@ -18,10 +18,10 @@ from adapters.openai.inbound.answers import encode_answer, encode_embeddings
 from adapters.openai.inbound.chat_stream import ChatStreamWriter
 from adapters.openai.inbound.completion_stream import CompletionStreamWriter
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
-from adapters.openai.inbound.describe import describe_tokenizer, list_models, retrieve_model
 from adapters.openai.inbound.failures import error_body, error_reply
 from adapters.openai.inbound.plain import PlainChats
 from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_tokenize
+from adapters.openai.models import describe_tokenizer, list_models, retrieve_model
 from adapters.openai.pooling.embeddings import read_embed
 from adapters.openai.pooling.scores import encode_scores, read_score
 from adapters.openai.relay import RELAY_ROUTES, TOKENS, read_relay

@@ -18,8 +18,8 @@ from itertools import zip_longest
 
 from msgspec.structs import replace
 
-from backends.best_of import winners
-from backends.choice import ChoiceBuilder
+from backends.detokenization.best_of import winners
+from backends.detokenization.choice import ChoiceBuilder
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.protocol.messages import Logprobs, Output, Ready, SamplingParams, Submit
 from backends.native.text.codec import TextCodec

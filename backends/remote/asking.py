@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from adapters.base import ClientCodec, Outbound, Reply
 from backends.observation import Attempt, Upstream, attempt
-from backends.remote.breaker import Breaker
 from backends.remote.event_stream import EventStream
+from backends.remote.resilience.breaker import Breaker
 from backends.transport import Exchanger, Response
 from schemas.errors import BackendFailed, Fault, GatewayError, UnsupportedOperation
 from schemas.ir import Embed, Events, Generate

@@ -2,7 +2,7 @@
 
 Strategy:
 - A stream is complete if its decoder says so, whatever the socket did. Every other end is raised as an error.
-- Requests are retried before the first event and never after it (`backends.remote.retry`).
+- Requests are retried before the first event and never after it (`backends.remote.resilience.retry`).
 - Two deadlines: one for the first event, retries included, and one that each batch of events renews.
 - A connection is reused only after a complete answer; in all other cases it is closed, which cancels the request.
 """
@@ -22,15 +22,15 @@ from backends.base import Capabilities, Feature, Health, Sink
 from backends.observation import Upstream, retried
 from backends.prompts import as_asked
 from backends.remote.asking import Asking, Opened, Spoken, addressed
-from backends.remote.breaker import Breaker
 from backends.remote.connect import Connected, Connecting, connect
 from backends.remote.context.lengths import ContextLengths, Telling
 from backends.remote.context.shortening import Shortening
 from backends.remote.diagnosis import Diagnosis
-from backends.remote.health_check import HealthCheck
 from backends.remote.id_source import id_source, marked
 from backends.remote.options import RemoteOptions
-from backends.remote.retry import Retrier
+from backends.remote.resilience.breaker import Breaker
+from backends.remote.resilience.health_check import HealthCheck
+from backends.remote.resilience.retry import Retrier
 from backends.transport import split_url
 from backends.transport.url import port_of
 from backends.truncation import shorter_requests

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from adapters.base import Headers
-from backends.remote.key_ring import Key, KeyRing
 from backends.remote.options import FromEnvironment, RemoteOptions, Value
+from backends.remote.resilience.key_ring import Key, KeyRing
 from backends.transport import Exchanger, Transport, check_headers, check_proxy, environment_proxy, split_url
 from schemas.errors import GatewayError
 

@@ -36,7 +36,7 @@ class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a request that was not answered is sent again (see `backends.remote.retry`).
+    """When a request that was not answered is sent again (see `backends.remote.resilience.retry`).
 
     Attributes:
         attempts: most attempts for one request, the first included.

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from backends.base import Capabilities, Feature, Health
-from backends.best_of import winners
-from backends.detokenizer import Detokenizer
+from backends.detokenization.best_of import winners
+from backends.detokenization.detokenizer import Detokenizer
 from backends.prompts import as_asked, fit
 from backends.scripted.answer import answer, prompt_text
 from backends.scripted.play import play, scored_token

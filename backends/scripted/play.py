@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from backends.choice import ChoiceBuilder
-from backends.detokenizer import Detokenizer
+from backends.detokenization.choice import ChoiceBuilder
+from backends.detokenization.detokenizer import Detokenizer
 from backends.scripted.answer import Answer, Step
 from backends.scripted.script import FixedToken
 from backends.scripted.tokenizer import EOS, ToyTokenizer

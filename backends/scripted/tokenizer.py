@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from string import ascii_letters, ascii_lowercase, digits
 
-from backends.detokenizer import Piece, piece
+from backends.detokenization.detokenizer import Piece, piece
 from schemas.ir import TokenSpan
 
 # ruff: noqa: SIM905 - a long word list reads better as text

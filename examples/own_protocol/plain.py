@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 
 from adapters.base import Adapter, Call, ClientCodec, Headers, RawHeaders, Reply, Route
 from schemas.completion import Completion
-from schemas.errors import GatewayError, InvalidRequest, ModelNotFound, RequestError, Unauthorized
+from schemas.errors import GatewayError, InvalidRequest, ModelNotFound, Quota, RequestError, Unauthorized
 from schemas.ir import Delta, Embed, Embeddings, Events, Generate, TextPrompt, Tokenize, Tokens
-from schemas.quota import Quota
 
 TEXT = "text/plain; charset=utf-8"
 

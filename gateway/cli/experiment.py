@@ -49,7 +49,7 @@ def experiment() -> None:
 @click.option("--label", required=True, help="Names the other gateway; a second call with it replaces the first.")
 def add(folder: Path, target: Path, label: str) -> None:
     """Add the figures in FOLDER (another gateway's `<state_file>.experiments`, or a copy) to those of this gateway."""
-    from gateway.experiments.replicas import add_figures
+    from gateway.experiments.shared.replicas import add_figures
 
     try:
         copied = add_figures(folder, target, label)

@@ -17,8 +17,8 @@ from gateway.http.record import log_record, logged, record_of
 from gateway.routing.target import Plan, Target
 from gateway.service import Service
 from gateway.usage.record import Record
+from schemas.errors import Quota
 from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Request, Usage
-from schemas.quota import Quota
 
 Stage = Literal["read", "describe", "decode", "manage", "route", "wait", "generate", "stream", "encode", "send"]
 """How far a request came: reads headers, key and body; answers a listing; decodes the body; changes what is deployed;

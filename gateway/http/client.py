@@ -2,7 +2,7 @@
 
 Strategy: ASGI has a coroutine for each piece that comes or goes, and no word for a whole body that is there, for a
 client that leaves or for back-pressure. Our own server's connections are clients by themselves
-(`gateway.process.answer_cycle`), so nothing is wrapped or waited for on the way; any other ASGI server's are through
+(`gateway.server.answer_cycle`), so nothing is wrapped or waited for on the way; any other ASGI server's are through
 `AsgiClient`.
 """
 

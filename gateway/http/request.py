@@ -20,6 +20,7 @@ from adapters.base import Call, Reply
 from adapters.objects import Follow
 from adapters.optional import DetachableEncoder, ObjectCodec, has_objects
 from backends.observation import OBSERVER
+from gateway.access.headers import decode_headers
 from gateway.access.keys import given_key
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import Responder
@@ -27,7 +28,6 @@ from gateway.http.body import read_body
 from gateway.http.client import Client
 from gateway.http.detached import DetachedResponder, begin_run, events_of
 from gateway.http.disconnect import cancel_on_disconnect
-from gateway.http.headers import decode_headers
 from gateway.http.observation.observer import RequestObserver
 from gateway.http.record import row_of
 from gateway.http.timeouts import TIMEOUT_HEADER, seconds_of

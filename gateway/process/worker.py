@@ -32,11 +32,11 @@ from gateway.config import ServerSection
 from gateway.http.entrance import Entrance
 from gateway.mounts import rpc_operations
 from gateway.observability import logging
-from gateway.process.client_connection import LINGER, ClientConnection
-from gateway.process.connections import Connections
 from gateway.process.heartbeat import beat
 from gateway.process.orders import Orders
 from gateway.registry import adapters
+from gateway.server.client_connection import LINGER, ClientConnection
+from gateway.server.connections import Connections
 from gateway.service import Service
 from schemas.errors import BackendUnavailable
 

@@ -25,8 +25,8 @@ with atheris.instrument_imports(include=["adapters", "backends", "gateway", "sch
     from backends.native.protocol.frames import FrameError, FrameReader, encode_frame
     from backends.native.protocol.messages import Cancel, FromEngine, Submit, ToEngine
     from gateway.config import ConfigError, Limits, parse
-    from gateway.process.request_head import RefusedHead, read_head
     from gateway.registry import adapters
+    from gateway.server.request_head import RefusedHead, read_head
     from schemas.catalog import Catalog
     from schemas.errors import BackendFailed, GatewayError
 

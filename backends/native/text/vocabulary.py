@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from backends.detokenizer import Detokenizer, Piece, Utf8Decoder, piece
+from backends.detokenization.detokenizer import Detokenizer, Piece, Utf8Decoder, piece
 
 _NOTHING = b""
 _MAX_PENDING = 8

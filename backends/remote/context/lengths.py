@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from adapters.base import Outbound, Reply
-from backends.remote.health_check import CHECK_TIMEOUT
+from backends.remote.resilience.health_check import CHECK_TIMEOUT
 from backends.transport import Exchanger
 from schemas.errors import GatewayError
 

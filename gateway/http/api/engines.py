@@ -15,9 +15,9 @@ from litestar import HttpMethod, Request, Response, route
 from litestar.handlers import HTTPRouteHandler
 
 from backends.controls import HasControls, ModelControls
+from gateway.access.headers import decode_headers
 from gateway.config import Section
 from gateway.http.body import read_body
-from gateway.http.headers import decode_headers
 from gateway.service import Service
 from schemas.errors import InvalidRequest, ModelNotFound
 

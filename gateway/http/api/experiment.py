@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from litestar.types import HTTPScope, Send
 
-from gateway.http.headers import decode_headers
+from gateway.access.headers import decode_headers
 from gateway.service import Service
 from schemas.errors import ModelNotFound
 

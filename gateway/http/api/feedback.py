@@ -9,10 +9,10 @@ import msgspec
 from litestar import Request, Response, post
 from litestar.handlers import HTTPRouteHandler
 
+from gateway.access.headers import decode_headers
 from gateway.experiments.experiments import UnknownAnswer
 from gateway.experiments.feedback_ring import name_of
 from gateway.http.body import read_body
-from gateway.http.headers import decode_headers
 from gateway.service import Service
 from schemas.errors import InvalidRequest, UnsupportedMediaType
 

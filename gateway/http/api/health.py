@@ -9,7 +9,7 @@ from litestar import HttpMethod, Request, Response, route
 from litestar.handlers import HTTPRouteHandler
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from gateway.http.headers import decode_headers
+from gateway.access.headers import decode_headers
 from gateway.service import Service
 
 READ = (HttpMethod.GET, HttpMethod.HEAD)

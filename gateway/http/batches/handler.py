@@ -13,6 +13,7 @@ from litestar.types import HTTPScope
 
 from adapters.base import Call, Reply
 from adapters.batches import BatchCodec, FileCodec, HasBatches, HasFiles
+from gateway.access.headers import decode_headers
 from gateway.batches.database import Database
 from gateway.batches.files import FileStore
 from gateway.batches.store import BatchStore, new_id
@@ -24,7 +25,6 @@ from gateway.http.batches.runner import BatchRunner
 from gateway.http.batches.upload import Left, Upload
 from gateway.http.body import read_body
 from gateway.http.client import Client
-from gateway.http.headers import decode_headers
 from gateway.mounts import Mounts, Operation
 from gateway.service import Service
 from schemas.errors import InvalidRequest, Overloaded, RouteNotFound

@@ -10,6 +10,7 @@ from litestar import HttpMethod, Request, Response, route
 from litestar.handlers import HTTPRouteHandler
 from litestar.response import Stream
 
+from gateway.access.headers import decode_headers
 from gateway.access.keys_file import Key
 from gateway.http.api.health import READ
 from gateway.http.console.experiments import ExperimentViews
@@ -17,7 +18,6 @@ from gateway.http.console.feed import Feed
 from gateway.http.console.models import models_view
 from gateway.http.console.requests import texts, visible
 from gateway.http.console.session import key_of, session
-from gateway.http.headers import decode_headers
 from gateway.service import Service
 
 Asked = Request[Any, Any, Any]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from backends.detokenizer import Detokenizer, Piece, piece
+from backends.detokenization.detokenizer import Detokenizer, Piece, piece
 from backends.native.answer import Answer
 from backends.native.multimodal.inputs import MultiModalInputs
 from backends.native.protocol.messages import Logprobs, Output, Ready

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from backends.remote import health_check
 from backends.remote.backend import RemoteBackend
+from backends.remote.resilience import health_check
 from backends.transport import Transport
 from backends.transport.general import GeneralTransport
 from schemas.errors import BackendFailed, BackendUnavailable

@@ -14,10 +14,9 @@ from gateway.access.limits import Ticket
 from gateway.access.local_limiter import LocalLimiter
 from gateway.access.rules import RuleTable, estimated_tokens
 from gateway.config import EndpointLimit, Limit
-from schemas.errors import RateLimited
+from schemas.errors import Quota, RateLimited
 from schemas.ir import Embed, Generate, Stopping
 from schemas.prompts import ChatPrompt, ImagePart, Message, TextPart, TextPrompt, TokensPrompt
-from schemas.quota import Quota
 
 KEY = Key(name="team", digest="a" * 64)
 START = 1_000_000.0

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from litestar import Request
 
-from gateway.http.headers import decode_headers
+from gateway.access.headers import decode_headers
 from gateway.service import Service
 from gateway.usage.ledger import Ledger
 from gateway.usage.query import FILTERS, GROUPS, Cursor, Range, either_form, until_now

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from backends.detokenizer import Detokenizer
-from backends.stops import Match, StopMatcher
+from backends.detokenization.detokenizer import Detokenizer
+from backends.detokenization.stops import Match, StopMatcher
 from schemas.ir import Delta, Finished, FinishReason, Stopping, Token, TopToken
 
 

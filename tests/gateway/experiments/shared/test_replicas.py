@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from gateway.cli import main
 from gateway.experiments.experiment import Experiment
-from gateway.experiments.replicas import add_figures
+from gateway.experiments.shared.replicas import add_figures
 from tests.gateway.experiments.test_experiment import Traffic
 from tests.gateway.serving import PAIR, endpoint
 

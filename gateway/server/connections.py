@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from gateway.config import Limits
 from gateway.http.entrance import Entrance
-from gateway.process.client_connection import ClientConnection
-from gateway.process.request_head import HeadReader
+from gateway.server.client_connection import ClientConnection
+from gateway.server.request_head import HeadReader
 
 log = structlog.get_logger()
 

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from backends.remote import health_check
-from backends.remote.breaker import Breaker
 from backends.remote.diagnosis import Diagnosis
-from backends.remote.health_check import HealthCheck
 from backends.remote.options import RemoteOptions
+from backends.remote.resilience import health_check
+from backends.remote.resilience.breaker import Breaker
+from backends.remote.resilience.health_check import HealthCheck
 from backends.transport.general import GeneralTransport
 from tests.faults.recorded import ask, playing, record, remote, request
 from tests.faults.upstream import Asked, Close, Hang, Step, response, upstream

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import Limits
-from gateway.process.request_head import Framing, Head, HeadReader, RefusedHead, read_head
+from gateway.server.request_head import Framing, Head, HeadReader, RefusedHead, read_head
 
 NAMES = st.sampled_from(
     (

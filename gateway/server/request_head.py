@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
+from gateway.access.headers import decode_headers
 from gateway.config import Limits
-from gateway.http.headers import decode_headers
 from schemas.errors import InvalidRequest
 
 END = b"\r\n\r\n"

@@ -1,7 +1,7 @@
 """Incremental detokenization: token ids to tokens with text, without splitting a character.
 
 A token whose bytes end inside a UTF-8 character has the text "" and is held back until the character is complete; the
-token that completes it carries its text. Stop strings are in `backends.stops`.
+token that completes it carries its text. Stop strings are in `backends.detokenization.stops`.
 """
 
 from __future__ import annotations

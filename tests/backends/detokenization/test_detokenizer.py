@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.detokenizer import Detokenizer, Piece, piece
+from backends.detokenization.detokenizer import Detokenizer, Piece, piece
 from schemas.ir import Token
 
 SPECIAL = 256

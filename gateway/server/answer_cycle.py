@@ -13,7 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from gateway.process.request_head import FIELDS
+from gateway.server.request_head import FIELDS
 
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 

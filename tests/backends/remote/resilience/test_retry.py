@@ -8,7 +8,7 @@ import math
 import pytest
 
 from backends.remote.options import Retries
-from backends.remote.retry import MAX_RETRIES, Retrier, RetryBudget, may_retry
+from backends.remote.resilience.retry import MAX_RETRIES, Retrier, RetryBudget, may_retry
 from schemas.errors import (
     BackendFailed,
     BackendTimeout,

@@ -10,8 +10,8 @@ import structlog
 
 from adapters.base import Outbound, Reply
 from backends.base import Health
-from backends.remote.breaker import Breaker
 from backends.remote.diagnosis import Diagnosis
+from backends.remote.resilience.breaker import Breaker
 from backends.transport import Exchanger
 from schemas.errors import GatewayError
 

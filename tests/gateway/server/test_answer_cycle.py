@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.process.answer_cycle import AnswerCycle
+from gateway.server.answer_cycle import AnswerCycle
 
 
 class Written:

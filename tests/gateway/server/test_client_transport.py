@@ -9,8 +9,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.config import Limits
-from gateway.process.client_transport import ClientTransport
-from gateway.process.connections import Connections
+from gateway.server.client_transport import ClientTransport
+from gateway.server.connections import Connections
 from tests.gateway.serving import listening, scripted
 
 HEAD = b"HTTP/1.1 200 OK\r\n\r\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from backends.remote.breaker import COUNTS, Breaker
+from backends.remote.resilience.breaker import COUNTS, Breaker
 from schemas.errors import (
     BackendError,
     BackendFailed,

@@ -1,7 +1,7 @@
 """Circuit breaker: whether a server failed so often in a row that other backends are preferred to it.
 
 An open breaker never blocks requests: a server without an alternative is still asked, and any reply closes the breaker.
-There is no half-open state and no timer: health probes (`backends.remote.health_check`) do the trial requests.
+There is no half-open state and no timer: health probes (`health_check.py`) do the trial requests.
 
 A failure is the server's own: unreachable, cut off, silent, unreadable, or a 5xx status. A refused request (4xx), a
 rate limit (429) and a full queue (503) show that the server works.

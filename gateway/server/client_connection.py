@@ -1,12 +1,12 @@
 """uvicorn's HTTP protocol, guarded: one request at a time, none that is not plainly correct, and none without end.
 
 Strategy: every byte passes `data_received`. The head of a request is collected and read as a whole
-(`gateway.process.request_head`), then exactly the bytes of its body are passed on, those of a chunked one through a
+(`gateway.server.request_head`), then exactly the bytes of its body are passed on, those of a chunked one through a
 parser; what follows waits until the answer is complete. So at most one request of a connection is in memory, and nobody
 ever sees half a head.
 
 Time limits cost a request nothing: each connection notes when it began to wait, and one sweep over all connections
-(`gateway.process.connections`) ends those that wait too long.
+(`gateway.server.connections`) ends those that wait too long.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from gateway.config import Limits
 from gateway.http.client import FLOW_EXTENSION
 from gateway.http.entrance import CERTIFICATE_EXTENSION, Entrance
-from gateway.process.answer_cycle import AnswerCycle
-from gateway.process.client_transport import ClientTransport
-from gateway.process.request_head import END, Framing, Head, HeadReader, RefusedHead, check_part, origin_form
+from gateway.server.answer_cycle import AnswerCycle
+from gateway.server.client_transport import ClientTransport
+from gateway.server.request_head import END, Framing, Head, HeadReader, RefusedHead, check_part, origin_form
 
 _MOST_AHEAD = 64 * 1024
 """Bytes of later requests that are kept before reading stops."""

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.choice import ChoiceBuilder
-from backends.detokenizer import Detokenizer, Piece, piece
+from backends.detokenization.choice import ChoiceBuilder
+from backends.detokenization.detokenizer import Detokenizer, Piece, piece
 from backends.scripted.tokenizer import EOS, ToyTokenizer
 from schemas.ir import Delta, Finished, FinishReason, Stopping, Token
 

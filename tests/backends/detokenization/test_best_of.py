@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.best_of import winners
+from backends.detokenization.best_of import winners
 from schemas.ir import Delta, Token
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from backends.stops import Match, StopMatcher
+from backends.detokenization.stops import Match, StopMatcher
 
 texts = st.text("ab. 漢", max_size=24)
 stops = st.lists(st.text("ab. 漢", min_size=1, max_size=5), min_size=1, max_size=4).map(tuple)

@@ -15,7 +15,7 @@ from litestar import Litestar
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Limits, ServerSection
-from gateway.process.client_connection import _MOST_AHEAD
+from gateway.server.client_connection import _MOST_AHEAD
 from tests.gateway.serving import config, listening, scripted
 
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -138,7 +138,7 @@ async def test_requests_in_a_row_wait_in_the_client_until_it_leaves(leaves: str)
 async def test_too_many_requests_behind_a_slow_one_are_given_up_and_its_answer_is_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.process.client_connection._LONGEST_AHEAD", 0.0)
+    monkeypatch.setattr("gateway.server.client_connection._LONGEST_AHEAD", 0.0)
     app, _ = scripted("slow", server=limits(header_timeout=1.0))  # sweeps come four times as often
     async with listening(app) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
