@@ -27,6 +27,7 @@ from gateway.config import (
     examine,
     examine_file,
     lacks_package,
+    show,
 )
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.state_file import LiveDeployments
@@ -95,10 +96,10 @@ def problems_of(
         yield from _dialects(config)
     if not {"server", "endpoints"} & {*skipped}:
         yield from _deployments(config, made, offline)
-    if _is_wrong_host(config.server.host):
-        text = f"server.host: '{config.server.host}' is no address: host and port are two keys, without http://"
-        yield Problem(("server", "host"), text)
-    elif not config.server.is_private and not config.server.needs_key and not insecure:
+    wrong = [(path, host) for path, host in _hosts(config.server) if not _is_host(host)]
+    for path, host in wrong:
+        yield Problem(path, f"{show(path)}: '{host}' is no address: host and port are two keys, without http://")
+    if not wrong and not config.server.is_private and not config.server.needs_key and not insecure:
         reached = f"server.host {config.server.host}: other machines can reach this address"
         what_to_do = "set keys_env (or pass --keys-env NAME) or keys_file, or pass --insecure"
         yield Problem(("server", "host"), f"{reached}; {what_to_do}")
@@ -214,7 +215,7 @@ def _machine(config: Config) -> Iterator[Problem]:
     yield from _usage(config)
     yield from _state(config)
     yield from _grpc(server)
-    if _is_wrong_host(server.host):
+    if not _is_host(server.host):
         return
     try:
         with socket.socket(socket.AF_INET6 if ":" in server.host else socket.AF_INET) as probe:
@@ -224,9 +225,23 @@ def _machine(config: Config) -> Iterator[Problem]:
         yield Problem(("server", "host"), text)
 
 
-def _is_wrong_host(host: str) -> bool:
-    """Whether it is a URL, or an address with a port."""
-    return "/" in host or (host.count(":") == 1 and host.rpartition(":")[2].isdigit())
+def _hosts(server: ServerSection) -> Iterator[tuple[KeyPath, str]]:
+    """The hosts to listen on, each with its place."""
+    yield ("server", "host"), server.host
+    for place, listener in enumerate(server.listeners):
+        if listener.host is not None:
+            yield ("server", "listeners", place, "host"), listener.host
+    if server.grpc is not None and server.grpc.host is not None:
+        yield ("server", "grpc", "host"), server.grpc.host
+
+
+def _is_host(host: str) -> bool:
+    """Whether it can be an address or a name: no URL, no address with a port, and IDNA can encode it."""
+    try:
+        host.encode("idna")  # as `socket.bind` does, which raises TypeError if it cannot, and for NUL
+    except UnicodeError:
+        return False
+    return not any(mark in host for mark in "/\0") and not (host.count(":") == 1 and host.rpartition(":")[2].isdigit())
 
 
 def _grpc(server: ServerSection) -> Iterator[Problem]:

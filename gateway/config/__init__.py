@@ -28,7 +28,7 @@ from gateway.config.limit import BILLION, EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Grpc, Limits, Listener, Mount, Role, ServerSection
 from gateway.config.state import StateSection
-from gateway.config.structure import Problem, examine
+from gateway.config.structure import Problem, examine, show
 from gateway.config.telemetry import Telemetry
 from gateway.config.usage import UsageSection
 from schemas.catalog import Task
@@ -83,6 +83,7 @@ __all__ = [
     "load",
     "nearest",
     "parse",
+    "show",
     "remote",
     "wrong_aliases",
     "wrong_endpoint",

@@ -190,6 +190,12 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
     "users": ("[usage]\nusers = 'hash'\n", END + 1, "'hash' is none of hashed, plain, none; did you mean 'hashed'?"),
     "public": (("port = 0", "host = '0.0.0.0'"), 2, "other machines can reach this address"),
     "host and port": (("port = 0", "host = '127.0.0.1:80'"), 2, "host and port are two keys"),
+    "no host name": (("port = 0", 'host = "\\u0080127.0.0.1"'), 2, "is no address"),
+    "listener's host": (
+        ("port = 0", "port = 0\n[[server.listeners]]\nport = 9\nroles = ['ask']\nhost = 'a..b'"),
+        6,
+        "server.listeners[0].host: 'a..b' is no address",
+    ),
     "host": (("port = 0", "host = '203.0.113.7'\nkeys_env = 'HOME'"), 2, "cannot listen on 203.0.113.7"),
 }
 
