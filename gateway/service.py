@@ -33,7 +33,7 @@ from gateway.filters.guarded import NONE, GuardedFilter
 from gateway.observability.live import LiveFigures
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
-from gateway.observability.telemetry import Traces
+from gateway.observability.traces import Traces
 from gateway.rollout.ramps import Ramps
 from gateway.rollout.timeline import Timeline
 from gateway.routing.router import Router

@@ -16,7 +16,8 @@ import msgspec
 from gateway.config import ConfigError, ServerSection, UsageSection, load
 from gateway.storage.parquet import ParquetMissingError, write_parquet
 from gateway.usage.collector import Collector
-from gateway.usage.database import Database, DatabaseError, open_database
+from gateway.usage.database import Database, open_database
+from gateway.usage.errors import DatabaseError
 from gateway.usage.query import FILTERS, GROUPS, Range, all_records, either_form, read_groups, until_now
 from gateway.usage.tables import (
     Columns,

@@ -83,8 +83,8 @@ __all__ = [
     "load",
     "nearest",
     "parse",
-    "show",
     "remote",
+    "show",
     "wrong_aliases",
     "wrong_endpoint",
 ]

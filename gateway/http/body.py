@@ -9,7 +9,7 @@ from time import monotonic
 from litestar.types import Receive
 
 from gateway.config import Limits
-from gateway.http.disconnect import PendingMessage
+from gateway.http.pending_message import PendingMessage
 from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
 
 _IMAGES = (b'"image', b"![](data:image/")

@@ -8,12 +8,13 @@ client that leaves or for back-pressure. Our own server's connections are client
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from litestar.types import HTTPScope, Receive, Send
 
-from gateway.http.disconnect import PendingMessage
+from gateway.http.pending_message import PendingMessage
 
 FLOW_EXTENSION = "interlingua.flow"
 """The scope's extension whose `flow` is the connection's `Flow`."""
@@ -132,3 +133,36 @@ class AsgiClient:
     async def write(self, data: bytes) -> None:
         """Send a part of an answer."""
         await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def cancel_on_disconnect(client: Client, work: Awaitable[None]) -> None:
+    """Await `work` in the present task; if the client leaves first, cancel it and return.
+
+    Args:
+        client: of the request, whose body was read.
+        work: answers the request.
+
+    Raises:
+        asyncio.CancelledError: the task was cancelled by somebody else.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    def leave() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
+    # If the client has left already, `leave` runs here, and the cancellation arrives where `work` first suspends.
+    client.watch(leave)
+    try:
+        await work
+    except asyncio.CancelledError:
+        # A cancellation by somebody else (shutdown) goes on. Ours ends here, and `uncancel` takes it off the task's
+        # count, so that an enclosing timeout or task group does not mistake it for its own.
+        if not gone:
+            raise
+        task.uncancel()
+    finally:
+        client.unwatch()

@@ -1,20 +1,17 @@
-"""The disconnect watcher: cancels the work for a client that has left.
+"""One call of ASGI's `receive` that waits without a task of its own.
 
-Strategy: ASGI reports a disconnect through `receive`, which is a coroutine. A task for each request that awaits it, or
-a timeout around it, would cost a twentieth of what the whole request costs. So the coroutine is driven by hand: `next`
-gives the future that it waits for, and that future's callback continues it.
+Strategy: ASGI gives a body's pieces and reports a disconnect through `receive`, which is a coroutine. A task for each
+request that awaits it, or a timeout around it, would cost a twentieth of what the whole request costs. So the coroutine
+is driven by hand: `next` gives the future that it waits for, and that future's callback continues it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import Any
 
 from litestar.types import HTTPDisconnectEvent, HTTPRequestEvent, Receive
-
-if TYPE_CHECKING:
-    from gateway.http.client import Client
 
 Message = HTTPRequestEvent | HTTPDisconnectEvent
 
@@ -71,36 +68,3 @@ class PendingMessage:
             self._waits_for = next(self._coroutine)
         except StopIteration as end:  # `receive` returned
             self.message = end.value
-
-
-async def cancel_on_disconnect(client: Client, work: Awaitable[None]) -> None:
-    """Await `work` in the present task; if the client leaves first, cancel it and return.
-
-    Args:
-        client: of the request, whose body was read.
-        work: answers the request.
-
-    Raises:
-        asyncio.CancelledError: the task was cancelled by somebody else.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
-
-    def leave() -> None:
-        nonlocal gone
-        gone = True
-        task.cancel()
-
-    # If the client has left already, `leave` runs here, and the cancellation arrives where `work` first suspends.
-    client.watch(leave)
-    try:
-        await work
-    except asyncio.CancelledError:
-        # A cancellation by somebody else (shutdown) goes on. Ours ends here, and `uncancel` takes it off the task's
-        # count, so that an enclosing timeout or task group does not mistake it for its own.
-        if not gone:
-            raise
-        task.uncancel()
-    finally:
-        client.unwatch()

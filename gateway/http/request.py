@@ -25,9 +25,8 @@ from gateway.access.keys import given_key
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import Responder
 from gateway.http.body import read_body
-from gateway.http.client import Client
+from gateway.http.client import Client, cancel_on_disconnect
 from gateway.http.detached import DetachedResponder, begin_run, events_of
-from gateway.http.disconnect import cancel_on_disconnect
 from gateway.http.observation.observer import RequestObserver
 from gateway.http.record import row_of
 from gateway.http.timeouts import TIMEOUT_HEADER, seconds_of

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import structlog
 
-from backends.observation import Phases, Upstream
 from gateway.config.telemetry import Telemetry
+from gateway.observability.traces import Traces
 
 if TYPE_CHECKING:
     from gateway.observability.metrics import Metrics
@@ -20,66 +20,6 @@ log = structlog.get_logger()
 MISSING = "OpenTelemetry is not installed: install interlingua[otel]"
 
 Signal = Literal["traces", "metrics", "logs"]
-Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
-"""What a span says."""
-
-
-class UpstreamSpan(Protocol):
-    """The span of one request to an upstream; `headers` are its context, for the upstream."""
-
-    headers: tuple[tuple[str, str], ...]
-
-    def answered(self, status: int) -> None:
-        """Note the status of the answer."""
-        ...
-
-    def end(self, outcome: str) -> None:
-        """Note the end and the outcome, "ok" or what failed."""
-        ...
-
-
-class Trace(Protocol):
-    """The spans of one request; `id` is its trace's."""
-
-    id: str
-
-    def attempt(self, upstream: Upstream, name: str) -> UpstreamSpan:
-        """Begin the span of a request to an upstream."""
-        ...
-
-    def engine_ran(self, sequences: Sequence[Phases]) -> None:
-        """Note how sequences went through an engine."""
-        ...
-
-    def end(self, name: str, attributes: Attributes, answer: Attributes, *, failed: bool) -> None:
-        """End all spans.
-
-        Args:
-            name: of the spans of engines.
-            attributes: of the request's own span.
-            answer: of every span that is about the answer: model, tokens, finish reasons.
-            failed: whether the request failed, and not by its client's doing.
-        """
-        ...
-
-
-class Traces(Protocol):
-    """Begins the spans of requests, and sends them."""
-
-    def begin(self, name: str, headers: Mapping[str, str], began: float, attributes: Attributes) -> Trace:
-        """Begin the span of a request.
-
-        Args:
-            name: of the span.
-            headers: the request's; they say which trace it belongs to.
-            began: when, on the monotonic clock.
-            attributes: known now; the sampler sees them.
-        """
-        ...
-
-    def close(self) -> None:
-        """Send the spans that are left, as far as the collector takes them in a moment."""
-        ...
 
 
 class Sender(Protocol):

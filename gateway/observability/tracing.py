@@ -25,7 +25,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from backends.observation import Phases, Upstream
 from gateway.config.telemetry import Telemetry
 from gateway.observability.otlp import SERVICE, close, endpoint_of, resource_of
-from gateway.observability.telemetry import Attributes
+from gateway.observability.traces import Attributes
 
 PROVIDER = SERVICE
 """`gen_ai.provider.name` of the project's own engine."""

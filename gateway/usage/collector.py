@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from gateway.usage.database import Database, DatabaseError, open_database
+from gateway.usage.database import Database, open_database
+from gateway.usage.errors import DatabaseError
 from gateway.usage.record import COLUMNS, Record
 from gateway.usage.spool import files, has_writer, read_lines
 

@@ -13,16 +13,13 @@ from types import UnionType
 from typing import Any, Final, Protocol, get_args, get_type_hints
 
 from gateway.storage.database import connect, transaction
+from gateway.usage.errors import DatabaseError
 from gateway.usage.record import Record
 
 _VERSION = 1
 _SQLITE_WAIT = 10.0
 """Seconds that a transaction waits for another process's."""
 _TYPES: Final = {str: "TEXT", int: "BIGINT", float: "DOUBLE PRECISION", bool: "BOOLEAN"}
-
-
-class DatabaseError(Exception):
-    """The database cannot be reached, or refuses a statement."""
 
 
 class Database(Protocol):

@@ -12,7 +12,8 @@ import structlog
 
 from gateway.config import Config, ServerSection, UsageSection
 from gateway.usage.collector import Collector
-from gateway.usage.database import Database, DatabaseError, open_database
+from gateway.usage.database import Database, open_database
+from gateway.usage.errors import DatabaseError
 from gateway.usage.record import Record
 from gateway.usage.spool import Spool
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gateway.usage.database import DatabaseError
+from gateway.usage.errors import DatabaseError
 
 _CREATE_LOCK = 7_226_112_318_064_217
 """Any number: gateways that create the tables at the same time wait for each other."""

@@ -12,8 +12,8 @@ from backends.observation import Attempt, Phases, Upstream
 from gateway.http.accounting import RequestAccount
 from gateway.http.observation.spans import end_trace, request_attributes, span_name
 from gateway.observability.metrics import Metrics
-from gateway.observability.telemetry import Trace, UpstreamSpan
 from gateway.observability.trace_context import trace_headers, trace_id
+from gateway.observability.traces import Trace, UpstreamSpan
 from schemas.errors import BackendError, GatewayError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from litestar.types import HTTPScope
 
 from gateway.http.accounting import RequestAccount
-from gateway.observability.telemetry import Attributes, Trace
+from gateway.observability.traces import Attributes, Trace
 from schemas.ir import ChatPrompt, Embed, FinishReason, Generate, Request
 
 _REASONS = {

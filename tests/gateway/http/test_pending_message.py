@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.http.client import AsgiClient
-from gateway.http.disconnect import PendingMessage, cancel_on_disconnect
+from gateway.http.client import AsgiClient, cancel_on_disconnect
+from gateway.http.pending_message import PendingMessage
 
 DISCONNECT = {"type": "http.disconnect"}
 

@@ -13,7 +13,8 @@ from structlog.testing import capture_logs
 
 from gateway.usage import collector as module
 from gateway.usage.collector import Collector
-from gateway.usage.database import DatabaseError, open_database
+from gateway.usage.database import open_database
+from gateway.usage.errors import DatabaseError
 from gateway.usage.spool import Spool, files
 from tests.gateway.usage.records import record
 

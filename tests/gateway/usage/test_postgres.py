@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gateway.usage.collector import Collector
-from gateway.usage.database import DatabaseError, open_database
+from gateway.usage.database import open_database
+from gateway.usage.errors import DatabaseError
 from gateway.usage.query import Range, all_records, read_groups, read_records
 from gateway.usage.spool import Spool, files
 from tests.gateway.usage.records import RECORD, record

@@ -15,7 +15,8 @@ from litestar.response import Stream
 
 from gateway.http.api.usage.parameters import FORMATS, encode_cursor
 from gateway.storage.parquet import ParquetMissingError, write_parquet
-from gateway.usage.database import Database, DatabaseError
+from gateway.usage.database import Database
+from gateway.usage.errors import DatabaseError
 from gateway.usage.ledger import Ledger
 from gateway.usage.query import Cursor, Range
 from gateway.usage.tables import Columns, Row, as_json, csv_parts, shown_time
