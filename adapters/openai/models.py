@@ -1,4 +1,4 @@
-"""The model list."""
+"""What a server is: its models, the tokenizer of one, its version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adapters.openai.dialects import Dialect
 from schemas.catalog import ModelCard
 from schemas.errors import ModelNotFound
 from schemas.openai.answers import Model, ModelList
-from schemas.openai.tokens import TokenizerDescription
+from schemas.openai.tokens import ServerVersion, TokenizerDescription
 
 
 def list_models(dialect: Dialect, call: Call) -> Reply:
@@ -45,6 +45,11 @@ def describe_tokenizer(call: Call) -> Reply:
         raise ModelNotFound(f"The tokenizer of the model '{name}' is not known here.", param="model")
     described = TokenizerDescription(card.context_length, card.tokenizer.chat_template)
     return Reply(msgspec.json.encode(card.tokenizer.special_tokens | msgspec.to_builtins(described)))
+
+
+def describe_version(call: Call) -> Reply:
+    """The answer of vLLM's `GET /version`: the gateway's own."""
+    return Reply(msgspec.json.encode(ServerVersion(call.catalog.version)))
 
 
 def _model(dialect: Dialect, card: ModelCard, name: str) -> Model:

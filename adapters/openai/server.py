@@ -21,7 +21,7 @@ from adapters.openai.inbound.decode import read_chat, read_completion, read_fiel
 from adapters.openai.inbound.failures import error_body, error_reply
 from adapters.openai.inbound.plain import PlainChats
 from adapters.openai.inbound.tokens import encode_tokens, read_detokenize, read_tokenize
-from adapters.openai.models import describe_tokenizer, list_models, retrieve_model
+from adapters.openai.models import describe_tokenizer, describe_version, list_models, retrieve_model
 from adapters.openai.pooling.embeddings import read_embed
 from adapters.openai.pooling.scores import encode_scores, read_score
 from adapters.openai.relay import RELAY_ROUTES, TOKENS, read_relay
@@ -45,7 +45,14 @@ from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 from schemas.openai import answers, requests
 from schemas.openai.responses import ResponseRequest
-from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizerDescription, TokenizeRequest, TokenList
+from schemas.openai.tokens import (
+    DetokenizedText,
+    DetokenizeRequest,
+    ServerVersion,
+    TokenizerDescription,
+    TokenizeRequest,
+    TokenList,
+)
 from schemas.origin import Relay
 from schemas.scores import Score, Scores
 
@@ -112,6 +119,7 @@ class OpenAIServer:
             "Describe the tokenizer (vLLM)",
             answer=TokenizerDescription,
         ),
+        Route("GET", "/version", "version", "describe", "Tell the gateway's version (vLLM)", answer=ServerVersion),
         # SageMaker's, which TGI and vLLM have; a body with `inputs` is TGI's.
         Route(
             "POST",
@@ -237,7 +245,7 @@ class OpenAIServer:
         return read_compaction(self._dialect, request)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
-        """The model list, one model, a tokenizer, or a stored response.
+        """The model list, one model, a tokenizer, the version, or a stored response.
 
         Raises:
             schemas.errors.RequestError: there is no such model or stored response.
@@ -246,6 +254,8 @@ class OpenAIServer:
             return list_items(call)
         if route.name == "tokenizer_info":
             return describe_tokenizer(call)
+        if route.name == "version":
+            return describe_version(call)
         return (list_models if route.name == "models" else retrieve_model)(self._dialect, call)
 
     def steps(self, route: Route, call: Call, body: bytes) -> Steps[Reply | Follow]:

@@ -1,4 +1,4 @@
-"""vLLM's `/tokenize` and `/detokenize`, which stand beside the OpenAI API of such servers."""
+"""What vLLM has beside the OpenAI API: `/tokenize`, `/detokenize`, `/tokenizer_info` and `/version`."""
 
 from __future__ import annotations
 
@@ -47,3 +47,9 @@ class DetokenizedText(msgspec.Struct, frozen=True):
     """Answer of `/detokenize`."""
 
     prompt: str
+
+
+class ServerVersion(msgspec.Struct, frozen=True):
+    """Answer of `/version`."""
+
+    version: str

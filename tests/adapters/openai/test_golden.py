@@ -110,6 +110,10 @@ def test_models() -> None:
     assert one.body == b'{"id":"org/other","object":"model","created":0,"owned_by":"interlingua"}'
 
 
+def test_the_version() -> None:
+    assert server().describe(ROUTES["version"], call(), b"").body == b'{"version":"0"}'
+
+
 def test_embeddings() -> None:
     answer = Embeddings("e5", ((0.5, -1.0), (0.1, 1e-3)), Usage(3, 0))
     floats = server().encode_embeddings(embed(input=["a", "b"]), answer).body
