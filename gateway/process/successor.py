@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Literal, NoReturn
@@ -25,6 +26,9 @@ log = structlog.get_logger()
 _VARIABLE = "INTERLINGUA_PREDECESSOR"
 """Names the descriptor of the pipe to the supervisor before."""
 _CANNOT_EXECUTE = 127
+_STOP_TIMEOUT = 60.0
+"""Seconds: more than a supervisor takes whose workers serve nobody."""
+_POLL_INTERVAL = 0.05
 _SERVES = "."
 _LONGEST_REASON = 4096
 """Bytes: what a pipe takes as a whole (pipe(7))."""
@@ -75,9 +79,16 @@ class Successor:
         return "failed"
 
     def stop(self) -> None:
-        """Stop one that is still starting. Blocks until it has ended."""
+        """Stop one that is still starting. Blocks until it has ended, or is killed for it has not."""
         os.kill(self.pid, signal.SIGTERM)
-        os.waitpid(self.pid, 0)
+        until = time.monotonic() + _STOP_TIMEOUT
+        while not os.waitpid(self.pid, os.WNOHANG)[0]:
+            if time.monotonic() > until:
+                log.error("successor.killed", pid=self.pid, after=_STOP_TIMEOUT)
+                os.kill(self.pid, signal.SIGKILL)  # its workers and engines end with it
+                os.waitpid(self.pid, 0)
+                break
+            time.sleep(_POLL_INTERVAL)
         os.close(self._reader)
 
     def _read(self) -> str:
