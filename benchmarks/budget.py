@@ -41,7 +41,7 @@ from gateway.process.worker import uvicorn_config
 
 LAYERS = (
     ("this benchmark, with its upstream", ("/benchmarks/",)),
-    ("server: uvicorn, Litestar, ASGI", ("uvicorn/", "litestar/", "asyncio/", "gateway/process/")),
+    ("server: uvicorn, Litestar, ASGI", ("uvicorn/", "litestar/", "asyncio/", "gateway/server/")),
     ("transport to the upstream", ("backends/transport/",)),
     ("remote backend", ("backends/",)),
     ("adapters and IR", ("adapters/", "schemas/")),
