@@ -43,6 +43,7 @@ from gateway.process.folder import SharedFolder
 from gateway.process.heartbeat import Heartbeat
 from gateway.process.listeners import addresses, listen
 from gateway.process.orders import Orders
+from gateway.process.orphans import reap_orphans
 from gateway.process.service_manager import READY, STOPPING, notify, notify_reloading, status
 from gateway.process.successor import Predecessor, Successor
 from gateway.registry import with_engines
@@ -138,6 +139,7 @@ class Supervisor:
             # leaves is meant to end.
             for process in (*current.engines.values(), *current.workers):
                 process.poll(time.monotonic())
+            reap_orphans()
             replaced = self._is_replaced()
             failed = not tend()
             time.sleep(_POLL_INTERVAL)
