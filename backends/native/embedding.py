@@ -47,6 +47,28 @@ async def embed(
         schemas.errors.GatewayError: the engine has no room or failed.
     """
     size = _size(request, ready)
+    made, inputs = await pooled(request, client, text, ready, recipe, truncate=truncate)
+    # Matryoshka embeddings (arXiv 2205.13147): the first components of a vector are a shorter embedding, but not of
+    # length 1. OpenAI normalizes vectors shortened by `dimensions`, too.
+    if size < ready.embedding_size:
+        made = [normalized(vector[:size]) if recipe.normalize else vector[:size] for vector in made]
+    return Embeddings(request.model, tuple(made), Usage(sum(map(len, inputs)), 0))
+
+
+async def pooled(
+    request: Embed,
+    client: EngineClient,
+    text: TextCodec,
+    ready: Ready,
+    recipe: Recipe,
+    *,
+    truncate: int | None = None,
+    each_token: bool = False,
+) -> tuple[list[tuple[float, ...]], list[tuple[int, ...]]]:
+    """What the engine makes of each input, and the token ids of each; arguments and errors are those of `embed`.
+
+    `each_token`: the hidden states of an input's tokens, one after the other, instead of its vector.
+    """
     prompt = recipe.prompt(request.instruction)
     # Some recipes (`include_prompt` false, as INSTRUCTOR's) exclude the prompt's tokens from the mean.
     unpooled = 0 if recipe.include_prompt or not prompt else await text.prefix_length(_cased(recipe, prompt))
@@ -62,18 +84,14 @@ async def embed(
             ids,
             0,
             pool=True,
+            each_token=each_token,
             unpooled=unpooled if isinstance(given, TextPrompt) else 0,
             lora_adapter=lora,
             flow=request.flow,
         )
         for given, ids in zip(request.inputs, inputs, strict=True)
     ]
-    made = await vectors(submits, client, request.destinations)
-    # Matryoshka embeddings (arXiv 2205.13147): the first components of a vector are a shorter embedding, but not of
-    # length 1. OpenAI normalizes vectors shortened by `dimensions`, too.
-    if size < ready.embedding_size:
-        made = [_normalized(vector[:size]) if recipe.normalize else vector[:size] for vector in made]
-    return Embeddings(request.model, tuple(made), Usage(sum(map(len, inputs)), 0))
+    return await vectors(submits, client, request.destinations), inputs
 
 
 async def _token_ids(request: Embed, text: TextCodec, recipe: Recipe, truncate: int | None) -> list[tuple[int, ...]]:
@@ -136,6 +154,7 @@ async def _batch(
     return [found[seq] for seq in seqs]
 
 
-def _normalized(vector: tuple[float, ...]) -> tuple[float, ...]:
+def normalized(vector: tuple[float, ...]) -> tuple[float, ...]:
+    """A vector of the same direction and length 1; 0 stays."""
     length = hypot(*vector)
     return tuple(value / length for value in vector) if length else vector

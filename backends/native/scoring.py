@@ -1,4 +1,6 @@
-"""One request for scores on its way through the engine: by a classification head, or by the cosine of embeddings."""
+"""One request for scores on its way through the engine: by a classification head, or by the cosine of embeddings; or
+for sparse vectors or vectors of tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,14 @@ from schemas.origin import Scoring
 from schemas.scores import Score, Scores
 
 
-def scoring_of(ready: Ready, head: Head | None) -> frozenset[Scoring]:
-    """What a model can do of scoring and classification."""
+def scoring_of(ready: Ready, head: Head | None, recipe: Recipe) -> frozenset[Scoring]:
+    """What a model can do of scoring and classification, and which vectors other than embeddings it makes."""
+    if recipe.splade is not None:
+        return frozenset({"sparse"})
     if head is not None:
         return frozenset({"rerank", "score", "classify"} if len(head.labels) == 1 else {"classify"})
     # A language model's hidden states are embeddings, too, but nobody trained them to be compared.
-    return frozenset() if ready.generates or not ready.embedding_size else frozenset({"rerank", "score"})
+    return frozenset() if ready.generates or not ready.embedding_size else frozenset({"rerank", "score", "tokens"})
 
 
 async def classify(request: Score, client: EngineClient, text: TextCodec, ready: Ready, head: Head) -> Scores:
@@ -66,6 +70,28 @@ async def compare(request: Score, client: EngineClient, text: TextCodec, ready: 
     made = await embedding.embed(asked, client, text, ready, recipe, truncate=_limit(request, ready))
     values = tuple((_cosine(made.vectors[places[one]], made.vectors[places[other]]),) for one, other in request.pairs)
     return Scores(request.model, values, made.usage)
+
+
+async def rows(request: Score, client: EngineClient, text: TextCodec, ready: Ready, recipe: Recipe) -> Scores:
+    """The sparse vector of each text, or the vectors of its tokens: hidden states, of length 1 with `activation`.
+
+    Raises:
+        schemas.errors.InvalidRequest: a text does not fit the model, or it has no such prompt.
+        schemas.errors.GatewayError: the engine has no room or failed.
+    """
+    if request.instruction and request.instruction not in recipe.prompts:
+        known = ", ".join(sorted(recipe.prompts)) or "none"
+        raise InvalidRequest(f"The model has no prompt '{request.instruction}' (it has: {known}).", param="prompt_name")
+    asked = Embed(id=request.id, model=request.model, inputs=request.texts, instruction=request.instruction)
+    each = request.task == "tokens"
+    limit = _limit(request, ready)
+    made, inputs = await embedding.pooled(asked, client, text, ready, recipe, truncate=limit, each_token=each)
+    tables = []
+    for numbers, ids in zip(made, inputs, strict=True):
+        width = len(numbers) // len(ids) if each else 2
+        table = tuple(zip(*[iter(numbers)] * width, strict=True))
+        tables.append(tuple(map(embedding.normalized, table)) if each and request.activation else table)
+    return Scores(request.model, (), Usage(sum(map(len, inputs)), 0), rows=tuple(tables))
 
 
 def _limit(request: Score, ready: Ready) -> int | None:

@@ -4,7 +4,8 @@ Reads the folder's files and imports no torch: worker and engine both use it. A 
 is rejected, because nobody could distinguish an almost correct vector from a correct one.
 
 Sources: huggingface/sentence-transformers (6.2): base/model.py, base/modules/{transformer,dense,normalize}.py,
-sentence_transformer/modules/pooling.py. Older folders have a boolean per pooling mode.
+sentence_transformer/modules/pooling.py, sparse_encoder/modules/splade_pooling.py. Older folders have a boolean per
+pooling mode.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ _OLD_POOLING: dict[str, Pooling] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _OTHER_VECTORS = {
-    "SparseEncoder": "sparse vectors (SPLADE)",
     "MultiVectorEncoder": "vectors of single tokens (late interaction, ColBERT)",
     "ColBERT": "vectors of single tokens (late interaction, ColBERT)",
 }
-"""Kinds of models of sentence-transformers and PyLate that make no single dense vector -> what they make."""
+"""Kinds of models of sentence-transformers and PyLate that are not supported -> what they make."""
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
@@ -42,6 +42,16 @@ class Dense(msgspec.Struct, frozen=True):
 
     folder: str
     activation: str
+
+
+class Splade(msgspec.Struct, frozen=True):
+    """How a sparse vector is made of the logits for masked tokens: log(1 + the positive ones), pooled over the tokens.
+
+    `twice`: the logarithm is taken twice.
+    """
+
+    pooling: Literal["max", "sum"] = "max"
+    twice: bool = False
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -57,6 +67,7 @@ class Recipe(msgspec.Struct, frozen=True):
         default_prompt: the name of the prompt for requests without an instruction.
         max_length: tokens of a text at most; None: the model's context.
         lower_case: whether texts are lowercased.
+        splade: of models that make sparse vectors, instead of what follows `pooling`; None: vectors are dense.
     """
 
     folder: str = ""
@@ -68,6 +79,7 @@ class Recipe(msgspec.Struct, frozen=True):
     default_prompt: str | None = None
     max_length: int | None = None
     lower_case: bool = False
+    splade: Splade | None = None
 
     def prompt(self, instruction: str | None) -> str:
         """The text before an input: the prompt named `instruction`, or `instruction` itself and a space."""
@@ -95,8 +107,10 @@ def read_recipe(model: str) -> Recipe | None:
     if not steps:
         return None
     known = [kind for kind, _ in steps]
+    sparse = _is_splade(folder, steps)
     # Dropout has no effect at inference, so it is allowed and ignored.
-    if known[:2] != ["Transformer", "Pooling"] or not set(known[2:]) <= {"Dense", "Normalize", "Dropout"}:
+    dense = known[:2] == ["Transformer", "Pooling"] and set(known[2:]) <= {"Dense", "Normalize", "Dropout"}
+    if not (sparse or dense):
         raise RecipeError(f"'{folder / 'modules.json'}' has unsupported modules: {', '.join(known)}.")
     # A `Recipe` always normalizes last.
     if "Normalize" in known and "Dense" in known[known.index("Normalize") :]:
@@ -105,7 +119,7 @@ def read_recipe(model: str) -> Recipe | None:
     limits = read_json(folder / encoder / "sentence_bert_config.json") or {}
     return Recipe(
         folder=encoder,
-        pooling=_pooling(pooling, folder / steps[1][1]),
+        pooling=("mean",) if sparse else _pooling(pooling, folder / steps[1][1]),
         include_prompt=bool(pooling.get("include_prompt", True)),
         dense=tuple(_dense(folder, path) for kind, path in steps if kind == "Dense"),
         normalize="Normalize" in known,
@@ -113,6 +127,7 @@ def read_recipe(model: str) -> Recipe | None:
         default_prompt=settings.get("default_prompt_name"),
         max_length=_max_length(limits, read_json(folder / encoder / "tokenizer_config.json") or {}),
         lower_case=bool(limits.get("do_lower_case")),
+        splade=_splade(pooling, folder / steps[1][1]) if sparse else None,
     )
 
 
@@ -164,12 +179,29 @@ def read_json(file: Path) -> Any:
 
 
 def _check_vectors(folder: Path, settings: dict[str, Any]) -> None:
-    """Refuse folders that define no vector for a text, but many or one as wide as the vocabulary."""
+    """Refuse folders that define no vector for a text, but many."""
     names = (read_json(folder / "config.json") or {}).get("architectures") or ()
     late = any("colbert" in str(name).lower() or str(name).endswith("ForRetrieval") for name in names)
     kind = "MultiVectorEncoder" if late else settings.get("model_type")
     if kind in _OTHER_VECTORS:
         raise RecipeError(f"'{folder}' is of a {kind}: {_OTHER_VECTORS[kind]} are not supported.")
+
+
+def _is_splade(folder: Path, steps: list[tuple[str, str]]) -> bool:
+    """Whether the modules are a model for masked tokens, and pooling of its logits."""
+    kinds = [kind for kind, _ in steps]
+    if kinds == ["MLMTransformer", "SpladePooling"]:  # of older releases
+        return True
+    task = (read_json(folder / steps[0][1] / "sentence_bert_config.json") or {}).get("transformer_task")
+    return kinds == ["Transformer", "SpladePooling"] and task == "fill-mask"
+
+
+def _splade(config: dict[str, Any], folder: Path) -> Splade:
+    pooling, function = config.get("pooling_strategy", "max"), config.get("activation_function", "relu")
+    if pooling not in ("max", "sum") or function not in ("relu", "log1p_relu"):
+        why = f"has the pooling '{pooling}' of '{function}', which is not supported."
+        raise RecipeError(f"'{folder / 'config.json'}' {why}")
+    return Splade(pooling, function == "log1p_relu")
 
 
 def _pooling(config: dict[str, Any], folder: Path) -> tuple[Pooling, ...]:

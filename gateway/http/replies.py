@@ -56,8 +56,10 @@ def _by_text(request: Request, codec: ServerCodec) -> Generate | None:
 
 async def _embedded(request: Embed, target: Target, codec: ServerCodec, account: RequestAccount) -> Reply:
     account.ignored = ignored_fields(request, target.backend)
-    if not target.backend.capabilities.embeddings:
-        raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
+    can = target.backend.capabilities
+    if not can.embeddings:
+        instead = "makes sparse vectors: POST /embed_sparse" if "sparse" in can.scoring else "has no embeddings"
+        raise UnsupportedFeature(f"The model '{request.model}' {instead}.", feature="embeddings")
     vectors = await target.backend.embed(target.addressed(request))
     account.usage = vectors.usage
     return codec.encode_embeddings(request, vectors)

@@ -1,5 +1,7 @@
 """Small deterministic encoders in folders of sentence-transformers' format, built without it.
 
+`CASES` make dense vectors, `SPARSE` sparse ones.
+
 ``python -m tests.backends.native.encoders`` writes the golden vectors, where sentence-transformers is installed: its
 own, of the same folders. The suite does without it, since it would bring torch from elsewhere.
 """
@@ -18,9 +20,10 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "embeddings.json"
+GOLDEN_SPARSE = GOLDEN.with_name("sparse_embeddings.json")
 TEXTS = (
     "A star is a ball of hot gas.",
     "hi",
@@ -36,10 +39,12 @@ _SHAPE = {"vocab_size": len(_VOCABULARY), "hidden_size": WIDTH, "num_hidden_laye
 _SHAPE |= {"intermediate_size": 40, "max_position_embeddings": 130, "pad_token_id": 1, "bos_token_id": 0}
 _SHAPE |= {"eos_token_id": 2}
 
+_SPARSE_PLACE = dict.fromkeys(("MLMTransformer", "SpladePooling"), ".sparse_encoder")
+
 
 @dataclass(frozen=True)
 class Case:
-    """A folder. `pooling` and `after` go into its files; `instruction` is sent with the texts."""
+    """A folder. `pooling`, `kinds` and `after` go into its files; `instruction` is sent with the texts."""
 
     family: str
     pooling: dict[str, Any]
@@ -49,6 +54,8 @@ class Case:
     instruction: str | None = None
     lower: bool = False
     more: dict[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, str] = ("Transformer", "Pooling")
+    task: str | None = None
 
 
 MEAN = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
@@ -72,24 +79,38 @@ CASES = {
     ),
     "llama, weighted": Case("llama", {"pooling_mode": "weightedmean"}, more={"num_key_value_heads": 3}),
 }
+SPARSE = {
+    "bert, max": Case("bert", {"pooling_strategy": "max"}, kinds=("MLMTransformer", "SpladePooling")),
+    "xlm-roberta, sum, twice": Case(
+        "xlm-roberta",
+        {"pooling_strategy": "sum", "activation_function": "log1p_relu"},
+        prompts=E5,
+        instruction="query",
+        kinds=("Transformer", "SpladePooling"),
+        task="fill-mask",
+    ),
+}
 
 
 def build(folder: Path, case: Case) -> Path:
     """Write the folder of a case."""
-    model = _model(case.family, case.more)
+    model = _model(case.family, case.more, AutoModelForMaskedLM if case.kinds[1] == "SpladePooling" else AutoModel)
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)
-    steps = ["Transformer", "Pooling", *case.after]
+    steps = [*case.kinds, *case.after]
     paths = ["", *(f"{place}_{step}" for place, step in enumerate(steps) if place)]
-    types = [f"sentence_transformers.models.{step}" for step in steps]
+    types = [f"sentence_transformers{_SPARSE_PLACE.get(step, '')}.models.{step}" for step in steps]
     _write(
         folder / "modules.json",
         [{"idx": i, "name": str(i), "path": p, "type": t} for i, (p, t) in enumerate(zip(paths, types, strict=True))],
     )
     width = WIDTH * (len(case.pooling["pooling_mode"]) if isinstance(case.pooling.get("pooling_mode"), list) else 1)
     _write(folder / paths[1] / "config.json", {"word_embedding_dimension": WIDTH} | case.pooling)
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": 100, "do_lower_case": case.lower})
+    task = {} if case.task is None else {"transformer_task": case.task}
+    _write(folder / "sentence_bert_config.json", {"max_seq_length": 100, "do_lower_case": case.lower} | task)
     prompts = {"prompts": case.prompts, "default_prompt_name": case.default}
+    if case.kinds[1] == "SpladePooling":
+        prompts |= {"model_type": "SparseEncoder"}
     _write(folder / "config_sentence_transformers.json", prompts)
     for step, path in zip(steps, paths, strict=True):
         (folder / path).mkdir(exist_ok=True)
@@ -102,9 +123,9 @@ def build(folder: Path, case: Case) -> Path:
     return folder
 
 
-def _model(family: str, more: dict[str, Any]) -> Any:
+def _model(family: str, more: dict[str, Any], auto_class: Any) -> Any:
     """Random weights, so wide that every token matters, from a generator that numpy keeps stable."""
-    model = AutoModel.from_config(AutoConfig.for_model(family, **_SHAPE, **more)).float().eval()
+    model = auto_class.from_config(AutoConfig.for_model(family, **_SHAPE, **more)).float().eval()
     for seed, (_, parameter) in enumerate(sorted(model.named_parameters())):
         wide = _numbers(*parameter.shape, seed=seed)
         parameter.data = wide * 1.5 if parameter.dim() > 1 else parameter.data + wide
@@ -146,6 +167,23 @@ def _golden() -> dict[str, Any]:
     return vectors
 
 
+def _golden_sparse() -> dict[str, Any]:
+    """Of each text the index and value of each component that is not 0."""
+    from sentence_transformers import SparseEncoder
+
+    vectors: dict[str, Any] = {}
+    for name, case in SPARSE.items():
+        with tempfile.TemporaryDirectory() as folder:
+            model = SparseEncoder(str(build(Path(folder), case)), device="cpu", local_files_only=True)
+            found = model.encode(list(TEXTS), prompt_name=case.instruction, convert_to_sparse_tensor=False)
+            pairs = [
+                [(index, round(float(row[index]), 8)) for index in row.nonzero().flatten().tolist()] for row in found
+            ]
+            vectors[name] = pairs
+    return vectors
+
+
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(_golden(), indent=None) + "\n")
+    GOLDEN_SPARSE.write_text(json.dumps(_golden_sparse(), indent=None) + "\n")
     sys.exit(0)
