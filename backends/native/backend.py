@@ -196,7 +196,8 @@ class NativeBackend:
         if self._head is not None:
             return await scoring.classify(request, self._client, text, ready, self._head)
         if request.task in ("sparse", "tokens"):
-            return await scoring.rows(request, self._client, text, ready, self._recipe)
+            make = scoring.rows if self._recipe.late is None else scoring.late_rows
+            return await make(request, self._client, text, ready, self._recipe)
         return await scoring.compare(request, self._client, text, ready, self._recipe)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
@@ -289,7 +290,8 @@ class NativeBackend:
     async def _load_text(self) -> TextCodec:
         folder = str(Path(self._options.model, self._head.of.folder if self._head else self._recipe.folder))
         try:
-            load = partial(TextCodec.load, folder, self._options.tool_format, self._options.reasoning_format)
+            formats = (self._options.tool_format, self._options.reasoning_format)
+            load = partial(TextCodec.load, folder, *formats, late=self._recipe.late)
             return await asyncio.to_thread(with_import_lock, load)
         except (OSError, ValueError) as error:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error

@@ -48,7 +48,7 @@ def capabilities(text: TextCodec, ready: Ready, head: Head | None, recipe: Recip
     return Capabilities(
         features=_FEATURES | {feature for feature, supported in optional.items() if supported},
         generates=ready.generates,
-        embeddings=ready.embedding_size > 0 and recipe.splade is None,
+        embeddings=ready.embedding_size > 0 and recipe.splade is None and recipe.late is None,
         scoring=scoring_of(ready, head, recipe),
         tokenize=True,
         context_length=ready.context_length,

@@ -72,7 +72,7 @@ async def pooled(
     prompt = recipe.prompt(request.instruction)
     # Some recipes (`include_prompt` false, as INSTRUCTOR's) exclude the prompt's tokens from the mean.
     unpooled = 0 if recipe.include_prompt or not prompt else await text.prefix_length(_cased(recipe, prompt))
-    inputs = await _token_ids(request, text, recipe, truncate)
+    inputs = await token_ids(request, text, recipe, truncate)
     for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, ready.context_length)
@@ -94,7 +94,7 @@ async def pooled(
     return await vectors(submits, client, request.destinations), inputs
 
 
-async def _token_ids(request: Embed, text: TextCodec, recipe: Recipe, truncate: int | None) -> list[tuple[int, ...]]:
+async def token_ids(request: Embed, text: TextCodec, recipe: Recipe, truncate: int | None) -> list[tuple[int, ...]]:
     """The token ids of each input; texts have the recipe's prompt in front."""
     prompt = recipe.prompt(request.instruction)
     texts = [_cased(recipe, prompt + given.text) for given in request.inputs if isinstance(given, TextPrompt)]

@@ -27,6 +27,8 @@ def scoring_of(ready: Ready, head: Head | None, recipe: Recipe) -> frozenset[Sco
     """What a model can do of scoring and classification, and which vectors other than embeddings it makes."""
     if recipe.splade is not None:
         return frozenset({"sparse"})
+    if recipe.late is not None:
+        return frozenset({"tokens"})
     if head is not None:
         return frozenset({"rerank", "score", "classify"} if len(head.labels) == 1 else {"classify"})
     # A language model's hidden states are embeddings, too, but nobody trained them to be compared.
@@ -88,10 +90,42 @@ async def rows(request: Score, client: EngineClient, text: TextCodec, ready: Rea
     made, inputs = await embedding.pooled(asked, client, text, ready, recipe, truncate=limit, each_token=each)
     tables = []
     for numbers, ids in zip(made, inputs, strict=True):
-        width = len(numbers) // len(ids) if each else 2
-        table = tuple(zip(*[iter(numbers)] * width, strict=True))
+        table = _table(numbers, len(numbers) // len(ids) if each else 2)
         tables.append(tuple(map(embedding.normalized, table)) if each and request.activation else table)
     return Scores(request.model, (), Usage(sum(map(len, inputs)), 0), rows=tuple(tables))
+
+
+async def late_rows(request: Score, client: EngineClient, text: TextCodec, ready: Ready, recipe: Recipe) -> Scores:
+    """The vectors of each text's tokens by a model of late interaction; arguments and errors are those of `rows`.
+
+    With the prompt "query" texts are queries, else documents.
+    """
+    assert recipe.late is not None
+    name = request.instruction or "document"
+    if name not in {"query", "document", *recipe.prompts}:
+        raise InvalidRequest(f"The model has no prompt '{name}': it has query and document.", param="prompt_name")
+    asked = Embed(
+        id=request.id, model=request.model, inputs=request.texts, instruction=recipe.prompts.get(name) and name
+    )
+    most = min(recipe.late.limit(query=name == "query") or ready.context_length, ready.context_length)
+    limit = _limit(request, ready)
+    inputs = await embedding.token_ids(asked, text, recipe, None if limit is None else min(limit, most))
+    for ids in inputs:
+        check_ids("input", ids, ready.vocab_size)
+        fit(len(ids), 0, most)
+    tokens = text.late_tokens(recipe.late, query=name == "query")
+    expanded = [tokens.expand(ids) for ids in inputs]
+    submits = [Submit(0, ids, 0, pool=True, unattended=unattended) for ids, unattended in expanded]
+    made = await embedding.vectors(submits, client)
+    kept = [
+        tokens.kept(ids, _table(numbers, ready.embedding_size))
+        for numbers, (ids, _) in zip(made, expanded, strict=True)
+    ]
+    return Scores(request.model, (), Usage(sum(map(len, inputs)), 0), rows=tuple(kept))
+
+
+def _table(numbers: Sequence[float], width: int) -> tuple[tuple[float, ...], ...]:
+    return tuple(zip(*[iter(numbers)] * width, strict=True))
 
 
 def _limit(request: Score, ready: Ready) -> int | None:

@@ -17,7 +17,7 @@ from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
 from tests.application.test_embeddings import all_ready
 from tests.backends.native.classifiers import build, logits
-from tests.backends.native.encoders import CASES, GOLDEN_SPARSE, SPARSE, TEXTS, WIDTH
+from tests.backends.native.encoders import CASES, GOLDEN_LATE, GOLDEN_SPARSE, LATE, SPARSE, TEXTS, WIDTH
 from tests.backends.native.encoders import build as build_encoder
 from tests.gateway.serving import listening, running
 
@@ -34,6 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "labels": build(root / "labels", "roberta", labels=2),
         "vectors": build_encoder(root / "vectors", CASES["mpnet, cls"]),
         "sparse": build_encoder(root / "sparse", SPARSE["bert, max"]),
+        "late": build_encoder(root / "late", LATE["bert, PyLate"]),
     }
 
 
@@ -118,6 +119,11 @@ async def _vectors(client: httpx.AsyncClient) -> None:
         assert [each["value"] for each in row] == pytest.approx([value for _, value in expected], rel=1e-5, abs=1e-5)
     (one,) = (await client.post("/embed_sparse", json={"model": "sparse", "inputs": "hi"})).json()
     assert set(one[0]) == {"index", "value"}
+    golden = json.loads(GOLDEN_LATE.read_text())["bert, PyLate"]
+    asked = {"model": "late", "inputs": TEXTS[1], "prompt_name": "query"}
+    torch.testing.assert_close(await _tokens(client, asked), torch.tensor(golden[1]), atol=1e-5, rtol=0)
+    asked["prompt_name"] = None
+    torch.testing.assert_close(await _tokens(client, asked), torch.tensor(golden[3]), atol=1e-5, rtol=0)
     ids = (await client.post("/tokenize", json={"model": "vectors", "prompt": "hi"})).json()["tokens"]
     (raw,) = (await client.post("/embed_all", json={"model": "vectors", "inputs": "hi"})).json()
     assert (len(raw), {len(row) for row in raw}) == (len(ids), {WIDTH})
@@ -130,6 +136,11 @@ async def _vectors(client: httpx.AsyncClient) -> None:
     plain = (await client.post("/pooling", json=body | {"normalize": False, "encoding_format": "base64"})).json()
     numbers = decode_vector(plain["data"][0]["data"])
     assert numbers == pytest.approx([value for row in raw for value in row], abs=1e-5)
+
+
+async def _tokens(client: httpx.AsyncClient, body: dict[str, Any]) -> torch.Tensor:
+    (rows,) = (await client.post("/embed_all", json=body)).json()
+    return torch.tensor(rows)
 
 
 async def _scores(client: httpx.AsyncClient, folder: Path) -> None:
@@ -181,6 +192,7 @@ async def _refusals(client: httpx.AsyncClient) -> None:
         ("/v1/completions", {"model": "labels", "prompt": "a"}, 400, "makes scores, and no text"),
         ("/v1/embeddings", {"model": "labels", "input": "a"}, 400, "has no embeddings"),
         ("/v1/embeddings", {"model": "sparse", "input": "a"}, 400, "makes sparse vectors: POST /embed_sparse"),
+        ("/v1/embeddings", {"model": "late", "input": "a"}, 400, "makes a vector of each token: POST /embed_all"),
         ("/v1/completions", {"model": "sparse", "prompt": "a"}, 400, "makes embeddings, and no text"),
         ("/embed_sparse", {"model": "vectors", "inputs": "a"}, 404, "does not support embed sparse"),
         ("/embed_sparse", {"model": "sparse"}, 400, "Missing required parameter: 'inputs'"),

@@ -191,7 +191,8 @@ class EncoderEngine:
         for row, request in zip(ids, requests, strict=True):
             row[: len(request.prompt)] = torch.tensor(request.prompt)
         # Padding is on the right, so the positions of a text do not depend on the other texts' lengths.
-        mask = torch.arange(ids.shape[1]) < torch.tensor(lengths).unsqueeze(1)
+        seen = [length - request.unattended for length, request in zip(lengths, requests, strict=True)]
+        mask = torch.arange(ids.shape[1]) < torch.tensor(seen).unsqueeze(1)
         inputs = {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
         if any(request.second for request in requests):
             inputs["token_type_ids"] = _token_types(requests, ids.shape[1]).to(device)

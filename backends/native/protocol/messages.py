@@ -80,7 +80,7 @@ class Submit(Message, frozen=True):
     where the second text of a pair begins, for models that distinguish the two; 0: there is none. `block_keys`: the
     names of the prompt's full blocks (`blocks`), joined, if the worker has computed them. `received`: tokens that an
     engine which died has generated after the prompt; the first `Output` has those behind them. `each_token`: of an
-    encoder the vectors of the prompt's tokens instead of one.
+    encoder the vectors of the prompt's tokens instead of one. `unattended`: as many tokens at its end are seen by none.
     """
 
     seq: int
@@ -104,6 +104,7 @@ class Submit(Message, frozen=True):
     block_keys: bytes = b""
     received: tuple[int, ...] = ()
     each_token: bool = False
+    unattended: int = 0
 
 
 class Cancel(Message, frozen=True):

@@ -173,7 +173,7 @@ async def test_a_reranker_without_a_chat_template_reads_the_two_texts(tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "modules", "why"),
     [
-        ({"model_type": "ColBERT"}, ("Transformer", "Dense"), "late interaction"),
+        ({"model_type": "ColBERT"}, ("Transformer", "Pooling"), "Transformer, Pooling"),
         ({"model_type": "CrossEncoder"}, ("Transformer", "Pooling", "Dense"), "Transformer, Pooling, Dense"),
         ({"model_type": "CrossEncoder"}, ("Transformer", "LogitScore"), "true_token_id"),
     ],

@@ -16,7 +16,7 @@ from schemas.errors import ContextLengthExceeded, InvalidRequest
 from schemas.ir import TextPrompt, TokensPrompt
 from schemas.origin import Origin
 from schemas.scores import Score, Scores
-from tests.backends.native.encoders import CASES, GOLDEN_SPARSE, SPARSE, TEXTS, build
+from tests.backends.native.encoders import CASES, GOLDEN_LATE, GOLDEN_SPARSE, LATE, SPARSE, TEXTS, build
 from tests.backends.native.test_encoder_models import asked as embedding_of
 from tests.backends.native.test_encoder_models import running
 
@@ -96,5 +96,50 @@ def test_other_sparse_models_are_refused_by_name(
     (tmp_path / "modules.json").write_text(json.dumps(steps))
     (tmp_path / "1").mkdir()
     (tmp_path / "1/config.json").write_text(json.dumps(settings))
+    with pytest.raises(RecipeError, match=why):
+        read_recipe(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", LATE)
+async def test_vectors_of_late_interaction_are_those_of_sentence_transformers(name: str, tmp_path: Path) -> None:
+    """Queries are cut at their fixed length; what fills them up is seen or not, and punctuation has no vector."""
+    golden, texts = json.loads(GOLDEN_LATE.read_text())[name], TEXTS[:2]
+    async with running(build(tmp_path, LATE[name]), step_tokens=200) as backend:
+        assert backend.capabilities.scoring == {"tokens"}
+        assert not backend.capabilities.embeddings
+        cut = {"truncate_prompt_tokens": -1}
+        queries = await backend.score(asked("tokens", *texts, instruction="query", **cut))
+        documents = await backend.score(asked("tokens", *texts, **cut))
+        named = await backend.score(asked("tokens", texts[1], instruction="document"))
+        with pytest.raises(InvalidRequest, match="no prompt 'other': it has query and document"):
+            await backend.score(asked("tokens", "a", instruction="other"))
+        if name == "bert, fixed":
+            with pytest.raises(ContextLengthExceeded, match="20 tokens"):
+                await backend.score(asked("tokens", TEXTS[0], instruction="query"))
+    for rows, expected in zip((*queries.rows, *documents.rows, *named.rows), [*golden, golden[-1]], strict=True):
+        _equal(rows, torch.tensor(expected))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "mask", "limits", "why"),
+    [
+        (("Transformer", "Dense", "HierarchicalPooling"), {}, {}, "unsupported modules"),
+        (("Transformer", "Normalize", "MultiVectorMask"), {}, {}, "unsupported modules"),
+        (("Transformer", "MultiVectorMask"), {"keep_only_token_ids": [1]}, {}, "some tokens only"),
+        (("Transformer", "MultiVectorMask"), {}, {"query_expansion": {"strategy": "max"}}, "by 'max'"),
+    ],
+)
+def test_other_models_of_late_interaction_are_refused_by_name(
+    kinds: tuple[str, ...], mask: dict[str, Any], limits: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    files = {
+        "config_sentence_transformers.json": {"model_type": "MultiVectorEncoder"},
+        "sentence_bert_config.json": limits,
+        "modules.json": [{"type": f"x.{kind}", "path": str(at) if at else ""} for at, kind in enumerate(kinds)],
+        "1/config.json": mask,
+    }
+    (tmp_path / "1").mkdir()
+    for name, said in files.items():
+        (tmp_path / name).write_text(json.dumps(said))
     with pytest.raises(RecipeError, match=why):
         read_recipe(str(tmp_path))
