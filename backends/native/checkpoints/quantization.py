@@ -23,6 +23,7 @@ _PACKINGS: dict[str, dict[str, str]] = {
     "auto_round:fp8_static": {"quant_method": "fp8"},
 }
 """AutoRound's `packing_format` -> the method whose tensors it has."""
+_TORCHAO = ("Float8WeightOnlyConfig", "Int8WeightOnlyConfig")
 
 
 def read_quantization(config: Mapping[str, Any], folder: str) -> dict[str, Any] | None:
@@ -120,6 +121,14 @@ def _compressed_tensors(quantization: Mapping[str, Any]) -> Refusal:
     return None
 
 
+def _torchao(quantization: Mapping[str, Any]) -> Refusal:
+    kinds = quantization.get("quant_type")
+    given = kinds.values() if isinstance(kinds, dict) else [kinds]
+    names = [str(each.get("_type") if isinstance(each, dict) else each) for each in given if each is not None]
+    other = [name for name in names if name not in _TORCHAO]
+    return f"in the form '{other[0]}'" if other else None
+
+
 def _bitsandbytes(quantization: Mapping[str, Any]) -> Refusal:
     storage = quantization.get("bnb_4bit_quant_storage", "uint8")
     if quantization.get("load_in_4bit") and storage != "uint8":
@@ -138,6 +147,7 @@ _WHY_NOT: dict[str, Callable[[dict[str, Any]], Refusal]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _readable,
     "compressed-tensors": _compressed_tensors,
+    "torchao": _torchao,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _readable,  # by transformers itself
 }

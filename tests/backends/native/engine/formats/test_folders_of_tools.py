@@ -23,7 +23,7 @@ NAMES = (
     *(f"bitsandbytes-{kind}" for kind in ("nf4", "nf4-nested", "fp4", "int8")),
     *(f"gptqmodel-{kind}" for kind in ("gptq", "gptq-8", "gptq-2-v2", "awq", "fp8-tensor", "fp8-row", "fp8-block")),
     *(f"auto-round-{kind}" for kind in ("gptq", "gptq-asymmetric", "gptq-8", "awq", "awq-asymmetric", "fp8")),
-    *("auto-round", "transformers-fp8", "transformers-fp8-powers"),
+    *("auto-round", "transformers-fp8", "transformers-fp8-powers", "torchao-float8", "torchao-int8"),
 )
 
 pytestmark = [
@@ -37,7 +37,8 @@ pytestmark = [
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each of `NAMES`."""
     out = tmp_path_factory.mktemp("folders")
-    subprocess.run([PYTHON, SCRIPT, out], check=True, timeout=290)
+    # Tools write their logs where they run.
+    subprocess.run([PYTHON, SCRIPT, out], check=True, timeout=290, cwd=out)
     return out
 
 

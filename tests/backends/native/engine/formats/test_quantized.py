@@ -126,6 +126,18 @@ def floats(outputs: int, inputs: int) -> Made:
     return {"weight": stored, "weight_scale": scale}, stored.float() * scale
 
 
+def torchao(kind: torch.dtype) -> Callable[[int, int], Made]:
+    def make(outputs: int, inputs: int) -> Made:
+        scale = scales(outputs, inputs // GROUP, spread=0.002 if kind is torch.int8 else 0.2)
+        zero = numbers(-8, 8, *scale.shape).to(torch.int8) if kind is torch.int8 else torch.zeros(scale.shape)
+        levels = (numbers(-128, 128, outputs, inputs) if kind is torch.int8 else torch.randn(outputs, inputs)).to(kind)
+        weight = (levels.float() - zero.repeat_interleave(GROUP, 1)) * scale.repeat_interleave(GROUP, 1)
+        parts = {"_weight_qdata": levels, "_weight_scale": scale}
+        return parts | ({"_weight_zero_point": zero} if kind is torch.int8 else {}), weight
+
+    return make
+
+
 def four_bits(kind: str, *, nested: bool = False) -> Callable[[int, int], Made]:
     def make(outputs: int, inputs: int) -> Made:
         table, levels = torch.randn(16).sort().values, numbers(0, 16, outputs * inputs)
@@ -161,6 +173,8 @@ def group(form: str, bits: int) -> dict[str, Any]:
     return {"format": form, "config_groups": {"group_0": {"weights": {"num_bits": bits}}}}
 
 
+FLOAT8 = torch.float8_e4m3fn
+TORCHAO: dict[str, Any] = {"quant_method": "torchao"}
 COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors"}
 CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], Made]]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
@@ -179,6 +193,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], Made]]] = {
     "pack-8-ordered": (COMPRESSED | group("pack-quantized", 8), packed(8, ordered=True)),
     "int-8": (COMPRESSED | group("int-quantized", 8), integers),
     "float-8": (COMPRESSED | group("float-quantized", 8), floats),
+    "torchao-float8": (TORCHAO | {"quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}}, torchao(FLOAT8)),
+    "torchao-int8": (TORCHAO | {"quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}, torchao(torch.int8)),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, four_bits("nf4")),
     "nf4-nested": ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, four_bits("nf4", nested=True)),
     "fp4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, four_bits("fp4")),

@@ -31,12 +31,14 @@ from gptqmodel.quantization.config import FP8Config
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
+from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig
 from transformers import (
     BitsAndBytesConfig,
     FineGrainedFP8Config,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    TorchAoConfig,
 )
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
@@ -251,6 +253,24 @@ def by_transformers(**options: Any) -> Write:
     return write
 
 
+# --- torchao, through transformers -------------------------------------------------------------------------------
+
+
+def by_torchao(config: Any) -> Write:
+    """Expanded by its own tensors."""
+
+    def write(folder: Path) -> Weights:
+        with TemporaryDirectory() as plain:
+            small().save_pretrained(plain)
+            made = TorchAoConfig(config)
+            model = LlamaForCausalLM.from_pretrained(plain, quantization_config=made, device_map="cpu")
+        model.save_pretrained(folder)
+        weights = {f"{name}.weight": module.weight.dequantize() for name, module in linears(model)}
+        return plain_tensors(folder) | weights
+
+    return write
+
+
 # --- all ---------------------------------------------------------------------------------------------------------
 
 
@@ -298,6 +318,8 @@ FOLDERS: dict[str, Write] = {
     "auto-round-awq-asymmetric": by_auto_round("auto_awq", "W4A16", group_size=GROUP, sym=False),
     "auto-round": by_auto_round("auto_round", "W4A16", group_size=GROUP),
     "auto-round-fp8": by_auto_round("auto_round", "FP8_STATIC"),
+    "torchao-float8": by_torchao(Float8WeightOnlyConfig()),
+    "torchao-int8": by_torchao(Int8WeightOnlyConfig()),
     "transformers-fp8": by_transformers(),
     "transformers-fp8-powers": by_transformers(scale_fmt="ue8m0"),
 }
