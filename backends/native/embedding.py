@@ -21,6 +21,8 @@ from schemas.ir import Embed, Embeddings, TextPrompt, TokensPrompt, Usage
 
 _BATCH = 256
 """Inputs submitted at a time, so that one request leaves room in the engine's queue."""
+_MAX_NUMBERS = 2**23
+"""Numbers of the vectors of tokens in one answer, which take about 0.5 GB on their way."""
 
 
 async def embed(
@@ -73,6 +75,8 @@ async def pooled(
     # Some recipes (`include_prompt` false, as INSTRUCTOR's) exclude the prompt's tokens from the mean.
     unpooled = 0 if recipe.include_prompt or not prompt else await text.prefix_length(_cased(recipe, prompt))
     inputs = await token_ids(request, text, recipe, truncate)
+    if each_token:
+        check_numbers(inputs, ready)
     for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, ready.context_length)
@@ -102,6 +106,17 @@ async def token_ids(request: Embed, text: TextCodec, recipe: Recipe, truncate: i
     # text takes the next encoded one.
     encoded = iter(await text.encode_texts(texts, truncate=truncate))
     return [given.ids if isinstance(given, TokensPrompt) else next(encoded) for given in request.inputs]
+
+
+def check_numbers(inputs: Sequence[Sequence[int]], ready: Ready) -> None:
+    """Refuse to make a vector of each of too many tokens.
+
+    Raises:
+        schemas.errors.InvalidRequest: they are too many.
+    """
+    tokens, most = sum(map(len, inputs)), _MAX_NUMBERS // ready.embedding_size
+    if tokens > most:
+        raise InvalidRequest(f"The inputs have {tokens} tokens; a request may ask for the vectors of {most}.")
 
 
 def _cased(recipe: Recipe, given: str) -> str:

@@ -110,6 +110,7 @@ async def late_rows(request: Score, client: EngineClient, text: TextCodec, ready
     most = min(recipe.late.limit(query=name == "query") or ready.context_length, ready.context_length)
     limit = _limit(request, ready)
     inputs = await embedding.token_ids(asked, text, recipe, None if limit is None else min(limit, most))
+    embedding.check_numbers(inputs, ready)
     for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, most)

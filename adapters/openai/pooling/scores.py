@@ -16,9 +16,10 @@ from adapters.base import Reply
 from adapters.body import parse
 from adapters.dialect import Bound
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.checks import check_bound, empty, missing, refused
+from adapters.openai.inbound.checks import check_bound, empty, missing, refused, too_long
 from adapters.openai.inbound.decode import read_fields, read_prompts
 from adapters.openai.pooling import tei
+from adapters.openai.pooling.embeddings import MAX_INPUTS
 from adapters.openai.vectors import encode_vector
 from adapters.unknown_fields import Unknown
 from schemas.errors import UnsupportedFeature
@@ -109,6 +110,8 @@ def _read_pooling(dialect: Dialect, request: Relay, fields: Any) -> Score:
             param="task",
         )
     texts = read_prompts(given.input, "input")
+    if len(texts) > MAX_INPUTS:
+        raise too_long("input", MAX_INPUTS, len(texts))
     given = replace(given, use_activation=given.normalize if given.use_activation is None else given.use_activation)
     return _score(request, given, extra, texts=texts)
 

@@ -11,8 +11,9 @@ from msgspec import UNSET
 
 from adapters.base import Reply
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.checks import empty, missing, refused
+from adapters.openai.inbound.checks import empty, missing, refused, too_long
 from adapters.openai.inbound.decode import read_fields, read_prompts
+from adapters.openai.pooling.embeddings import MAX_INPUTS
 from adapters.unknown_fields import Unknown
 from schemas.errors import UnsupportedFeature
 from schemas.ir import TextPrompt
@@ -53,6 +54,8 @@ def read_vectors(dialect: Dialect, request: Relay, fields: Any) -> Score:
     if given.inputs is None:
         raise missing("inputs")
     texts = read_prompts(given.inputs, "inputs")
+    if len(texts) > MAX_INPUTS:
+        raise too_long("inputs", MAX_INPUTS, len(texts))
     return _score(request, given, extra, texts=texts, instruction=given.prompt_name, activation=False)
 
 

@@ -54,6 +54,8 @@ async def test_vectors_of_tokens_are_the_hidden_states(tmp_path: Path) -> None:
             await backend.score(asked("tokens", "a", instruction="other"))
         with pytest.raises(ContextLengthExceeded):
             await backend.score(asked("tokens", "a" * 200))
+        with pytest.raises(InvalidRequest, match="have 360000 tokens"):
+            await backend.score(asked("tokens", *[(0,) * 90] * 4000))
         cut = await backend.score(asked("tokens", "a" * 200, truncate_prompt_tokens=-1))
     for text, rows in zip(TEXTS, raw.rows, strict=True):
         _equal(rows, _states(model, tokenizer(f"query: {text}")["input_ids"]))

@@ -130,7 +130,8 @@ def test_pooling_has_the_form_of_vllm() -> None:
     assert decode_vector(in_base64["data"][0]["data"]) == (1.0, 0.5, 0.0, 2.0)
     assert read("tokens", input="a").activation
     assert not read("tokens", input="a", normalize=False).activation
-    for fields, param in (({}, "input"), ({"input": "a", "task": "embed"}, "task")):
+    many = ["a"] * 2049
+    for fields, param in (({}, "input"), ({"input": "a", "task": "embed"}, "task"), ({"input": many}, "input")):
         with pytest.raises(RequestError) as caught:
             read("tokens", **fields)
         assert caught.value.param == param
@@ -142,6 +143,8 @@ def test_pooling_has_the_form_of_vllm() -> None:
         ("rerank_texts", {"texts": ["a"]}, "query"),
         ("rerank_texts", {"query": "q", "texts": []}, "texts"),
         ("rerank_texts", {"query": "q", "texts": ["a"], "truncation_direction": "Left"}, "truncation_direction"),
+        ("embed_all", {}, "inputs"),
+        ("embed_all", {"inputs": ["a"] * 2049}, "inputs"),
         ("predict", {}, "inputs"),
         ("predict", {"inputs": []}, "inputs"),
         ("predict", {"inputs": ["a", "b", "c"]}, "inputs"),
