@@ -119,7 +119,7 @@ LATE = {
         "bert",
         {},
         kinds=("Transformer", "Dense"),
-        settings={"model_type": "ColBERT", "query_prefix": "<unk> ", "document_prefix": "[D] ", "query_length": 32},
+        settings={"model_type": "ColBERT", "query_prefix": "<unk> ", "document_prefix": "##D ", "query_length": 32},
     ),
 }
 

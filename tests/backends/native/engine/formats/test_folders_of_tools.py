@@ -29,6 +29,7 @@ NAMES = (
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # a minute and a half on an idle machine
     pytest.mark.skipif(not PYTHON, reason="part of `make test-formats`"),
 ]
 
@@ -38,7 +39,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each of `NAMES`."""
     out = tmp_path_factory.mktemp("folders")
     # Tools write their logs where they run.
-    subprocess.run([PYTHON, SCRIPT, out], check=True, timeout=290, cwd=out)
+    subprocess.run([PYTHON, SCRIPT, out], check=True, timeout=890, cwd=out)
     return out
 
 
