@@ -118,8 +118,11 @@ test-documents: models $(VENV)/.checked  ## every command of the documents, and 
 	$(TEST_ENV) INTERLINGUA_WIDE=1 $(VENV)/bin/pytest -q -n 2 tests/shell tests/test_shell_blocks.py tests/test_documents.py
 
 # What they need beside the main environment's torch and transformers, which they see; nothing may bring another torch.
-FORMAT_TOOLS := compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0 loguru==0.7.3
-test-formats: $(VENV)/.checked  ## checkpoints that the tools of quantization write themselves (a minute)
+FORMAT_TOOLS := compressed-tensors==0.20.0 bitsandbytes==0.50.2 accelerate==1.15.0 loguru==0.7.3 \
+	gptqmodel==7.7.0 torchao==0.18.0 LogBar==0.4.15 TokeNicer==0.0.14 Device-SMI==0.5.7 Defuser==0.0.28 PyPcre==0.6.4 \
+	threadpoolctl==3.8.0 auto-round==0.16.1 py-cpuinfo==9.0.0 datasets==4.8.5 multiprocess==0.70.19 dill==0.4.1 \
+	xxhash==4.1.0 pandas==3.1.1 python-dateutil==4.0.0 six==1.17.0
+test-formats: $(VENV)/.checked  ## checkpoints that the tools of quantization write themselves (three minutes)
 	$(PYTHON) -m venv --clear $(FORMATS)
 	$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(FORMATS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
 	$(FORMATS)/bin/pip $(PIP) --no-deps $(FORMAT_TOOLS)

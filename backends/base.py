@@ -346,7 +346,7 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
         schemas.errors.UnsupportedFeature: a feature is missing; the first one in the order of `Feature` is named.
     """
     if capabilities.generates is False:
-        made = "embeddings" if capabilities.embeddings or not capabilities.scoring else "scores"
+        made = "scores" if not capabilities.embeddings and "classify" in capabilities.scoring else "embeddings"
         raise UnsupportedFeature(f"The model '{model}' makes {made}, and no text.", feature="generate")
     # A text that the chat template is for becomes a conversation.
     if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):

@@ -6,8 +6,9 @@ from typing import Literal
 
 import msgspec
 
-Scoring = Literal["rerank", "score", "classify"]
-"""An operation that models here may do, too: score documents for a query, score pairs of texts, classify texts."""
+Scoring = Literal["rerank", "score", "classify", "sparse", "tokens"]
+"""An operation that models here may do, too: score documents for a query, score pairs of texts, classify texts, make
+sparse vectors of texts, make a vector of each token of texts."""
 
 
 class Origin(msgspec.Struct, frozen=True):

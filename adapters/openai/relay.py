@@ -83,6 +83,8 @@ def _tei(name: str, path: str, summary: str, scoring: Scoring, body: Any, answer
 
 _STORED = ("previous_response_id", "Responses are stored here, not at the model's server: send its items as 'input'.")
 _PREDICTIONS = tuple[tei.Prediction | tuple[tei.Prediction, ...], ...]
+_SPARSE = tuple[tuple[tei.SparseValue, ...], ...]
+_TOKENS = tuple[tuple[tuple[float, ...], ...], ...]
 _TABLE = (
     _rerank("rerank", "/v1/rerank"),
     _rerank("rerank_unversioned", "/rerank", "/rerank"),
@@ -101,7 +103,18 @@ _TABLE = (
         body=wire.ClassifyRequest,
         answer=wire.ClassifyAnswer,
     ),
-    _Row("pooling", "/pooling", "Return a model's pooled states (vLLM)", "/pooling", beside_v1=True),
+    _tei("embed_sparse", "/embed_sparse", "Make sparse vectors (TEI)", "sparse", tei.VectorsRequest, _SPARSE),
+    _tei("embed_all", "/embed_all", "Make a vector of each token (TEI)", "tokens", tei.VectorsRequest, _TOKENS),
+    _Row(
+        "pooling",
+        "/pooling",
+        "Make a vector of each token (vLLM)",
+        "/pooling",
+        beside_v1=True,
+        scoring="tokens",
+        body=wire.PoolingRequest,
+        answer=wire.PoolingAnswer,
+    ),
     _Row("audio_transcriptions", "/v1/audio/transcriptions", "Transcribe audio", form=True),
     _Row("audio_translations", "/v1/audio/translations", "Translate audio", form=True),
     _Row("audio_speech", "/v1/audio/speech", "Turn text into audio"),

@@ -122,7 +122,7 @@ class NativeBackend:
                 self._images = await asyncio.to_thread(
                     with_import_lock, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
-            self.capabilities = capabilities(text, ready, self._head, grammars=grammars is not None)
+            self.capabilities = capabilities(text, ready, self._head, self._recipe, grammars=grammars is not None)
             self._started = True
         # A cancelled start, too, must not leave an engine process behind.
         except BaseException:
@@ -187,11 +187,17 @@ class NativeBackend:
         return await embedding.embed(request, self._client, text, ready, self._recipe)
 
     async def score(self, request: Score) -> Scores:
-        """The scores of pairs or texts, by the model's classification head or else by the cosine of embeddings."""
+        """The scores of pairs or texts, by the model's classification head or else by the cosine of embeddings.
+
+        Or, by `task`, sparse vectors or the vectors of tokens.
+        """
         self.controls.rouse()
         text, ready = self._require_started()
         if self._head is not None:
             return await scoring.classify(request, self._client, text, ready, self._head)
+        if request.task in ("sparse", "tokens"):
+            make = scoring.rows if self._recipe.late is None else scoring.late_rows
+            return await make(request, self._client, text, ready, self._recipe)
         return await scoring.compare(request, self._client, text, ready, self._recipe)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
@@ -284,7 +290,8 @@ class NativeBackend:
     async def _load_text(self) -> TextCodec:
         folder = str(Path(self._options.model, self._head.of.folder if self._head else self._recipe.folder))
         try:
-            load = partial(TextCodec.load, folder, self._options.tool_format, self._options.reasoning_format)
+            formats = (self._options.tool_format, self._options.reasoning_format)
+            load = partial(TextCodec.load, folder, *formats, late=self._recipe.late)
             return await asyncio.to_thread(with_import_lock, load)
         except (OSError, ValueError) as error:
             raise BackendUnavailable(f"There is no usable tokenizer in {self._options.model}.") from error

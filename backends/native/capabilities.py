@@ -8,6 +8,7 @@ from backends.base import Capabilities, Feature
 from backends.native.classification import Head
 from backends.native.protocol.messages import Ready, SamplingParams
 from backends.native.scoring import scoring_of
+from backends.native.sentence_transformers import Recipe
 from backends.native.text.codec import TextCodec
 
 _FEATURES = frozenset(
@@ -24,13 +25,14 @@ _FEATURES = frozenset(
 )
 
 
-def capabilities(text: TextCodec, ready: Ready, head: Head | None, *, grammars: bool) -> Capabilities:
+def capabilities(text: TextCodec, ready: Ready, head: Head | None, recipe: Recipe, *, grammars: bool) -> Capabilities:
     """What a loaded model supports.
 
     Args:
         text: its tokenizer and chat template.
         ready: what its engine announced.
         head: its classification head, if it has one.
+        recipe: how its vectors are made.
         grammars: whether its tokenizer allows grammars.
     """
     optional = {
@@ -46,8 +48,8 @@ def capabilities(text: TextCodec, ready: Ready, head: Head | None, *, grammars: 
     return Capabilities(
         features=_FEATURES | {feature for feature, supported in optional.items() if supported},
         generates=ready.generates,
-        embeddings=ready.embedding_size > 0,
-        scoring=scoring_of(ready, head),
+        embeddings=ready.embedding_size > 0 and recipe.splade is None and recipe.late is None,
+        scoring=scoring_of(ready, head, recipe),
         tokenize=True,
         context_length=ready.context_length,
         vocab_size=ready.vocab_size,

@@ -21,6 +21,8 @@ from schemas.ir import Embed, Embeddings, TextPrompt, TokensPrompt, Usage
 
 _BATCH = 256
 """Inputs submitted at a time, so that one request leaves room in the engine's queue."""
+_MAX_NUMBERS = 2**23
+"""Numbers of the vectors of tokens in one answer, which take about 0.5 GB on their way."""
 
 
 async def embed(
@@ -47,10 +49,34 @@ async def embed(
         schemas.errors.GatewayError: the engine has no room or failed.
     """
     size = _size(request, ready)
+    made, inputs = await pooled(request, client, text, ready, recipe, truncate=truncate)
+    # Matryoshka embeddings (arXiv 2205.13147): the first components of a vector are a shorter embedding, but not of
+    # length 1. OpenAI normalizes vectors shortened by `dimensions`, too.
+    if size < ready.embedding_size:
+        made = [normalized(vector[:size]) if recipe.normalize else vector[:size] for vector in made]
+    return Embeddings(request.model, tuple(made), Usage(sum(map(len, inputs)), 0))
+
+
+async def pooled(
+    request: Embed,
+    client: EngineClient,
+    text: TextCodec,
+    ready: Ready,
+    recipe: Recipe,
+    *,
+    truncate: int | None = None,
+    each_token: bool = False,
+) -> tuple[list[tuple[float, ...]], list[tuple[int, ...]]]:
+    """What the engine makes of each input, and the token ids of each; arguments and errors are those of `embed`.
+
+    `each_token`: the hidden states of an input's tokens, one after the other, instead of its vector.
+    """
     prompt = recipe.prompt(request.instruction)
     # Some recipes (`include_prompt` false, as INSTRUCTOR's) exclude the prompt's tokens from the mean.
     unpooled = 0 if recipe.include_prompt or not prompt else await text.prefix_length(_cased(recipe, prompt))
-    inputs = await _token_ids(request, text, recipe, truncate)
+    inputs = await token_ids(request, text, recipe, truncate)
+    if each_token:
+        check_numbers(inputs, ready)
     for ids in inputs:
         check_ids("input", ids, ready.vocab_size)
         fit(len(ids), 0, ready.context_length)
@@ -62,21 +88,17 @@ async def embed(
             ids,
             0,
             pool=True,
+            each_token=each_token,
             unpooled=unpooled if isinstance(given, TextPrompt) else 0,
             lora_adapter=lora,
             flow=request.flow,
         )
         for given, ids in zip(request.inputs, inputs, strict=True)
     ]
-    made = await vectors(submits, client, request.destinations)
-    # Matryoshka embeddings (arXiv 2205.13147): the first components of a vector are a shorter embedding, but not of
-    # length 1. OpenAI normalizes vectors shortened by `dimensions`, too.
-    if size < ready.embedding_size:
-        made = [_normalized(vector[:size]) if recipe.normalize else vector[:size] for vector in made]
-    return Embeddings(request.model, tuple(made), Usage(sum(map(len, inputs)), 0))
+    return await vectors(submits, client, request.destinations), inputs
 
 
-async def _token_ids(request: Embed, text: TextCodec, recipe: Recipe, truncate: int | None) -> list[tuple[int, ...]]:
+async def token_ids(request: Embed, text: TextCodec, recipe: Recipe, truncate: int | None) -> list[tuple[int, ...]]:
     """The token ids of each input; texts have the recipe's prompt in front."""
     prompt = recipe.prompt(request.instruction)
     texts = [_cased(recipe, prompt + given.text) for given in request.inputs if isinstance(given, TextPrompt)]
@@ -84,6 +106,17 @@ async def _token_ids(request: Embed, text: TextCodec, recipe: Recipe, truncate: 
     # text takes the next encoded one.
     encoded = iter(await text.encode_texts(texts, truncate=truncate))
     return [given.ids if isinstance(given, TokensPrompt) else next(encoded) for given in request.inputs]
+
+
+def check_numbers(inputs: Sequence[Sequence[int]], ready: Ready) -> None:
+    """Refuse to make a vector of each of too many tokens.
+
+    Raises:
+        schemas.errors.InvalidRequest: they are too many.
+    """
+    tokens, most = sum(map(len, inputs)), _MAX_NUMBERS // ready.embedding_size
+    if tokens > most:
+        raise InvalidRequest(f"The inputs have {tokens} tokens; a request may ask for the vectors of {most}.")
 
 
 def _cased(recipe: Recipe, given: str) -> str:
@@ -136,6 +169,7 @@ async def _batch(
     return [found[seq] for seq in seqs]
 
 
-def _normalized(vector: tuple[float, ...]) -> tuple[float, ...]:
+def normalized(vector: tuple[float, ...]) -> tuple[float, ...]:
+    """A vector of the same direction and length 1; 0 stays."""
     length = hypot(*vector)
     return tuple(value / length for value in vector) if length else vector

@@ -1,4 +1,6 @@
-"""One request for scores on its way through the engine: by a classification head, or by the cosine of embeddings."""
+"""One request for scores on its way through the engine: by a classification head, or by the cosine of embeddings; or
+for sparse vectors or vectors of tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,16 @@ from schemas.origin import Scoring
 from schemas.scores import Score, Scores
 
 
-def scoring_of(ready: Ready, head: Head | None) -> frozenset[Scoring]:
-    """What a model can do of scoring and classification."""
+def scoring_of(ready: Ready, head: Head | None, recipe: Recipe) -> frozenset[Scoring]:
+    """What a model can do of scoring and classification, and which vectors other than embeddings it makes."""
+    if recipe.splade is not None:
+        return frozenset({"sparse"})
+    if recipe.late is not None:
+        return frozenset({"tokens"})
     if head is not None:
         return frozenset({"rerank", "score", "classify"} if len(head.labels) == 1 else {"classify"})
     # A language model's hidden states are embeddings, too, but nobody trained them to be compared.
-    return frozenset() if ready.generates or not ready.embedding_size else frozenset({"rerank", "score"})
+    return frozenset() if ready.generates or not ready.embedding_size else frozenset({"rerank", "score", "tokens"})
 
 
 async def classify(request: Score, client: EngineClient, text: TextCodec, ready: Ready, head: Head) -> Scores:
@@ -66,6 +72,61 @@ async def compare(request: Score, client: EngineClient, text: TextCodec, ready: 
     made = await embedding.embed(asked, client, text, ready, recipe, truncate=_limit(request, ready))
     values = tuple((_cosine(made.vectors[places[one]], made.vectors[places[other]]),) for one, other in request.pairs)
     return Scores(request.model, values, made.usage)
+
+
+async def rows(request: Score, client: EngineClient, text: TextCodec, ready: Ready, recipe: Recipe) -> Scores:
+    """The sparse vector of each text, or the vectors of its tokens: hidden states, of length 1 with `activation`.
+
+    Raises:
+        schemas.errors.InvalidRequest: a text does not fit the model, or it has no such prompt.
+        schemas.errors.GatewayError: the engine has no room or failed.
+    """
+    if request.instruction and request.instruction not in recipe.prompts:
+        known = ", ".join(sorted(recipe.prompts)) or "none"
+        raise InvalidRequest(f"The model has no prompt '{request.instruction}' (it has: {known}).", param="prompt_name")
+    asked = Embed(id=request.id, model=request.model, inputs=request.texts, instruction=request.instruction)
+    each = request.task == "tokens"
+    limit = _limit(request, ready)
+    made, inputs = await embedding.pooled(asked, client, text, ready, recipe, truncate=limit, each_token=each)
+    tables = []
+    for numbers, ids in zip(made, inputs, strict=True):
+        table = _table(numbers, len(numbers) // len(ids) if each else 2)
+        tables.append(tuple(map(embedding.normalized, table)) if each and request.activation else table)
+    return Scores(request.model, (), Usage(sum(map(len, inputs)), 0), rows=tuple(tables))
+
+
+async def late_rows(request: Score, client: EngineClient, text: TextCodec, ready: Ready, recipe: Recipe) -> Scores:
+    """The vectors of each text's tokens by a model of late interaction; arguments and errors are those of `rows`.
+
+    With the prompt "query" texts are queries, else documents.
+    """
+    assert recipe.late is not None
+    name = request.instruction or "document"
+    if name not in {"query", "document", *recipe.prompts}:
+        raise InvalidRequest(f"The model has no prompt '{name}': it has query and document.", param="prompt_name")
+    asked = Embed(
+        id=request.id, model=request.model, inputs=request.texts, instruction=recipe.prompts.get(name) and name
+    )
+    most = min(recipe.late.limit(query=name == "query") or ready.context_length, ready.context_length)
+    limit = _limit(request, ready)
+    inputs = await embedding.token_ids(asked, text, recipe, None if limit is None else min(limit, most))
+    embedding.check_numbers(inputs, ready)
+    for ids in inputs:
+        check_ids("input", ids, ready.vocab_size)
+        fit(len(ids), 0, most)
+    tokens = text.late_tokens(recipe.late, query=name == "query")
+    expanded = [tokens.expand(ids) for ids in inputs]
+    submits = [Submit(0, ids, 0, pool=True, unattended=unattended) for ids, unattended in expanded]
+    made = await embedding.vectors(submits, client)
+    kept = [
+        tokens.kept(ids, _table(numbers, ready.embedding_size))
+        for numbers, (ids, _) in zip(made, expanded, strict=True)
+    ]
+    return Scores(request.model, (), Usage(sum(map(len, inputs)), 0), rows=tuple(kept))
+
+
+def _table(numbers: Sequence[float], width: int) -> tuple[tuple[float, ...], ...]:
+    return tuple(zip(*[iter(numbers)] * width, strict=True))
 
 
 def _limit(request: Score, ready: Ready) -> int | None:

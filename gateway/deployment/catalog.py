@@ -84,7 +84,7 @@ def _card(
 
 def _textless(can: Capabilities) -> Task:
     """The task of a model that generates no text."""
-    if can.embeddings or not can.scoring:
+    if can.embeddings or can.scoring.isdisjoint({"rerank", "classify"}):
         return "embeddings"
     return "rerank" if "rerank" in can.scoring else "classify"
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from adapters.base import Reply, ServerCodec
 from adapters.optional import ScoringCodec, SummaryCodec
-from backends.base import Relays, ScoresTexts, check_unread, ignored_fields
+from backends.base import Capabilities, Relays, ScoresTexts, check_unread, ignored_fields
 from gateway.http.accounting import RequestAccount
 from gateway.routing.target import Target
 from schemas.errors import UnsupportedFeature, UnsupportedOperation
@@ -56,11 +56,18 @@ def _by_text(request: Request, codec: ServerCodec) -> Generate | None:
 
 async def _embedded(request: Embed, target: Target, codec: ServerCodec, account: RequestAccount) -> Reply:
     account.ignored = ignored_fields(request, target.backend)
-    if not target.backend.capabilities.embeddings:
-        raise UnsupportedFeature(f"The model '{request.model}' has no embeddings.", feature="embeddings")
+    can = target.backend.capabilities
+    if not can.embeddings:
+        raise UnsupportedFeature(f"The model '{request.model}' {_no_embeddings(can)}.", feature="embeddings")
     vectors = await target.backend.embed(target.addressed(request))
     account.usage = vectors.usage
     return codec.encode_embeddings(request, vectors)
+
+
+def _no_embeddings(can: Capabilities) -> str:
+    if "sparse" in can.scoring:
+        return "makes sparse vectors: POST /embed_sparse"
+    return "makes a vector of each token: POST /embed_all" if "tokens" in can.scoring else "has no embeddings"
 
 
 async def _scored(request: Relay, target: Target, codec: ServerCodec, account: RequestAccount) -> Reply | None:

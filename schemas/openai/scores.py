@@ -1,10 +1,13 @@
-"""Wire structs of `/v1/rerank`, `/v1/score` and `/classify`, which stand beside the OpenAI API of such servers.
+"""Wire structs of `/v1/rerank`, `/v1/score`, `/classify` and `/pooling`, which stand beside the OpenAI API of such
+servers.
 
 Sources: vllm-project/vllm:vllm/entrypoints/pooling (0.33) and Jina's and Cohere's references of `rerank`. Every field
 of a request may be absent, so that a missing one is refused in a sentence of its own.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import msgspec
 from msgspec import UnsetType
@@ -110,4 +113,31 @@ class ClassifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     data: tuple[Classified, ...]
+    usage: EmbeddingUsage
+
+
+class PoolingRequest(ClassifyRequest, frozen=True, kw_only=True):
+    """Body of `/pooling`: a vector of each token. `normalize` is a former name of `use_activation`."""
+
+    task: str | None = None
+    normalize: bool | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+class Pooled(msgspec.Struct, frozen=True):
+    """The vectors of a text's tokens, or the base64 of their numbers, one vector after the other."""
+
+    index: int
+    data: tuple[tuple[float, ...], ...] | str
+    object: str = "pooling"
+
+
+class PoolingAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer of `/pooling`."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: tuple[Pooled, ...]
     usage: EmbeddingUsage

@@ -1,4 +1,4 @@
-"""Wire structs of `/rerank` and `/predict` as text-embeddings-inference (TEI) has them.
+"""Wire structs of `/rerank`, `/predict`, `/embed_sparse` and `/embed_all` as text-embeddings-inference (TEI) has them.
 
 Source: huggingface/text-embeddings-inference (1.9): router/src/http/types.rs. Its bodies name no model; `model` is
 taken nevertheless, for servers of several.
@@ -10,13 +10,18 @@ import msgspec
 from msgspec import UnsetType
 
 
-class TextsRequest(msgspec.Struct, frozen=True, kw_only=True):
+class InputsRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What the requests have in common. `truncate` cuts longer inputs to the context."""
 
     model: str | None = None
-    raw_scores: bool = False
     truncate: bool | None = None
     truncation_direction: str | None = None
+
+
+class TextsRequest(InputsRequest, frozen=True, kw_only=True):
+    """What the requests for scores have in common."""
+
+    raw_scores: bool = False
 
 
 class RankTexts(TextsRequest, frozen=True, kw_only=True):
@@ -46,3 +51,20 @@ class Prediction(msgspec.Struct, frozen=True):
 
     score: float
     label: str
+
+
+class VectorsRequest(InputsRequest, frozen=True, kw_only=True):
+    """Body of `/embed_sparse` and `/embed_all`; `inputs` is as `input` of `/v1/embeddings`.
+
+    `prompt_name`: the prompt of the model that precedes each text.
+    """
+
+    inputs: str | tuple[str | int | tuple[int, ...], ...] | None = None
+    prompt_name: str | None = None
+
+
+class SparseValue(msgspec.Struct, frozen=True):
+    """A component of a sparse vector that is not 0; `index` is a token's id. Of each text there is a list of them."""
+
+    index: int
+    value: float

@@ -106,6 +106,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "ClassifyRequest": {"model": "m", "input": "x"},
     "RankTexts": {"model": "m", "query": "x", "texts": ["y"]},
     "Predict": {"model": "m", "inputs": "x"},
+    "VectorsRequest": {"model": "m", "inputs": "x"},
+    "PoolingRequest": {"model": "m", "input": "x"},
     "MessagesRequest": MESSAGES,
     "CountRequest": {name: value for name, value in MESSAGES.items() if name not in ("max_tokens", "metadata")},
     "GenerateRequest": TGI,

@@ -12,11 +12,12 @@ import httpx
 import pytest
 import torch
 
+from adapters.openai.vectors import decode_vector
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
 from tests.application.test_embeddings import all_ready
 from tests.backends.native.classifiers import build, logits
-from tests.backends.native.encoders import CASES
+from tests.backends.native.encoders import CASES, GOLDEN_LATE, GOLDEN_SPARSE, LATE, SPARSE, TEXTS, WIDTH
 from tests.backends.native.encoders import build as build_encoder
 from tests.gateway.serving import listening, running
 
@@ -32,6 +33,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "ranks": build(root / "ranks", "bert"),
         "labels": build(root / "labels", "roberta", labels=2),
         "vectors": build_encoder(root / "vectors", CASES["mpnet, cls"]),
+        "sparse": build_encoder(root / "sparse", SPARSE["bert, max"]),
+        "late": build_encoder(root / "late", LATE["bert, PyLate"]),
     }
 
 
@@ -62,6 +65,7 @@ async def test_answers_and_refusals(folders: dict[str, Path]) -> None:
         await _scores(client, folders["ranks"])
         await _labels(client, folders["labels"])
         await _in_form_of_tei(client, folders)
+        await _vectors(client)
         await _refusals(client)
         tasks = {e["name"]: e["task"] for e in (await client.get("/api/2.0/serving-endpoints")).json()["endpoints"]}
         assert tasks["ranks"] == "llm/v1/rerank"
@@ -105,6 +109,38 @@ async def _in_form_of_tei(client: httpx.AsyncClient, folders: dict[str, Path]) -
     named = (await client.post("/predict", json={"model": "labels", "inputs": [["hi"], ["no"]]})).json()
     best = logits(folders["labels"], ["hi", "no"]).softmax(-1).amax(-1).tolist()
     assert [each[0]["score"] for each in named] == pytest.approx(best, abs=1e-5)
+
+
+async def _vectors(client: httpx.AsyncClient) -> None:
+    golden = json.loads(GOLDEN_SPARSE.read_text())["bert, max"]
+    found = (await client.post("/embed_sparse", json={"model": "sparse", "inputs": TEXTS})).json()
+    for row, expected in zip(found, golden, strict=True):
+        assert [each["index"] for each in row] == [index for index, _ in expected]
+        assert [each["value"] for each in row] == pytest.approx([value for _, value in expected], rel=1e-5, abs=1e-5)
+    (one,) = (await client.post("/embed_sparse", json={"model": "sparse", "inputs": "hi"})).json()
+    assert set(one[0]) == {"index", "value"}
+    golden = json.loads(GOLDEN_LATE.read_text())["bert, PyLate"]
+    asked = {"model": "late", "inputs": TEXTS[1], "prompt_name": "query"}
+    torch.testing.assert_close(await _tokens(client, asked), torch.tensor(golden[1]), atol=1e-5, rtol=0)
+    asked["prompt_name"] = None
+    torch.testing.assert_close(await _tokens(client, asked), torch.tensor(golden[3]), atol=1e-5, rtol=0)
+    ids = (await client.post("/tokenize", json={"model": "vectors", "prompt": "hi"})).json()["tokens"]
+    (raw,) = (await client.post("/embed_all", json={"model": "vectors", "inputs": "hi"})).json()
+    assert (len(raw), {len(row) for row in raw}) == (len(ids), {WIDTH})
+    body = {"model": "vectors", "input": ["hi", "no"], "task": "token_embed"}
+    pooled = (await client.post("/pooling", json=body)).json()
+    assert [each["index"] for each in pooled["data"]] == [0, 1]
+    lengths = [torch.tensor(row).norm() for row in raw]
+    unit = [value / float(lengths[0]) for value in raw[0]]
+    assert pooled["data"][0]["data"][0] == pytest.approx(unit, abs=1e-5)
+    plain = (await client.post("/pooling", json=body | {"normalize": False, "encoding_format": "base64"})).json()
+    numbers = decode_vector(plain["data"][0]["data"])
+    assert numbers == pytest.approx([value for row in raw for value in row], abs=1e-5)
+
+
+async def _tokens(client: httpx.AsyncClient, body: dict[str, Any]) -> torch.Tensor:
+    (rows,) = (await client.post("/embed_all", json=body)).json()
+    return torch.tensor(rows)
 
 
 async def _scores(client: httpx.AsyncClient, folder: Path) -> None:
@@ -155,6 +191,15 @@ async def _refusals(client: httpx.AsyncClient) -> None:
         ("/v1/completions", {"model": "ranks", "prompt": "a"}, 400, "is for scores, not text"),
         ("/v1/completions", {"model": "labels", "prompt": "a"}, 400, "makes scores, and no text"),
         ("/v1/embeddings", {"model": "labels", "input": "a"}, 400, "has no embeddings"),
+        ("/v1/embeddings", {"model": "sparse", "input": "a"}, 400, "makes sparse vectors: POST /embed_sparse"),
+        ("/v1/embeddings", {"model": "late", "input": "a"}, 400, "makes a vector of each token: POST /embed_all"),
+        ("/v1/completions", {"model": "sparse", "prompt": "a"}, 400, "makes embeddings, and no text"),
+        ("/embed_sparse", {"model": "vectors", "inputs": "a"}, 404, "does not support embed sparse"),
+        ("/embed_sparse", {"model": "sparse"}, 400, "Missing required parameter: 'inputs'"),
+        ("/embed_sparse", {"model": "sparse", "inputs": "b" * 200}, 400, "maximum context length is 100 tokens"),
+        ("/embed_all", {"model": "sparse", "inputs": "a"}, 404, "does not support embed all"),
+        ("/pooling", {"model": "vectors", "input": "a", "task": "plugin"}, 400, "answer token_embed"),
+        ("/pooling", {"model": "labels", "input": "a"}, 404, "does not support pooling"),
     ):
         answer = await client.post(path, json=body)
         assert (answer.status_code, words in answer.text) == (status, True), (path, body, answer.text)

@@ -1,21 +1,28 @@
-"""Bodies of `/v1/rerank`, `/v1/score` and `/classify` for models here, and their answers; `tei` has those of TEI."""
+"""Bodies of `/v1/rerank`, `/v1/score`, `/classify` and `/pooling` for models here, and their answers; `tei` has those
+of TEI.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from adapters.base import Reply
 from adapters.body import parse
 from adapters.dialect import Bound
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.checks import check_bound, empty, missing, refused
+from adapters.openai.inbound.checks import check_bound, empty, missing, refused, too_long
 from adapters.openai.inbound.decode import read_fields, read_prompts
 from adapters.openai.pooling import tei
+from adapters.openai.pooling.embeddings import MAX_INPUTS
+from adapters.openai.vectors import encode_vector
 from adapters.unknown_fields import Unknown
+from schemas.errors import UnsupportedFeature
 from schemas.openai import scores as wire
 from schemas.openai.answers import EmbeddingUsage
 from schemas.origin import Relay, Scoring
@@ -24,6 +31,8 @@ from schemas.scores import Score, Scores
 _TEI: dict[str, tuple[Callable[[Dialect, Relay, Any], Score], Callable[[Score, Scores], Reply]]] = {
     "rerank_texts": (tei.read_rank_texts, tei.write_rank_texts),
     "predict": (tei.read_predict, tei.write_predict),
+    "embed_sparse": (tei.read_vectors, tei.write_sparse),
+    "embed_all": (tei.read_vectors, tei.write_tokens),
 }
 """Operations in the form of text-embeddings-inference."""
 _TOP_N = Bound("top_n", 0)
@@ -37,7 +46,8 @@ def read_score(dialect: Dialect, request: Relay) -> Score:
         schemas.errors.RequestError: a field is missing or wrong.
     """
     assert request.scoring is not None
-    read, _ = _TEI.get(request.origin.operation, (_READ[request.scoring], None))
+    of_tei = _TEI.get(request.origin.operation)
+    read = _READ[request.scoring] if of_tei is None else of_tei[0]
     return read(dialect, request, parse(request.origin.body))
 
 
@@ -88,10 +98,29 @@ def _read_classify(dialect: Dialect, request: Relay, fields: Any) -> Score:
     return _score(request, given, extra, texts=read_prompts(given.input, "input"))
 
 
+def _read_pooling(dialect: Dialect, request: Relay, fields: Any) -> Score:
+    given, extra = read_fields(dialect, fields, wire.PoolingRequest)
+    if given.input is None:
+        raise missing("input")
+    if given.task not in (None, "token_embed"):
+        raise UnsupportedFeature(
+            f"'task' {given.task} is not supported here: models here answer token_embed; embeddings are at "
+            "/v1/embeddings, classes at /classify.",
+            feature="task",
+            param="task",
+        )
+    texts = read_prompts(given.input, "input")
+    if len(texts) > MAX_INPUTS:
+        raise too_long("input", MAX_INPUTS, len(texts))
+    given = replace(given, use_activation=given.normalize if given.use_activation is None else given.use_activation)
+    return _score(request, given, extra, texts=texts)
+
+
 _READ: dict[Scoring, Callable[[Dialect, Relay, Any], Score]] = {
     "rerank": _read_rerank,
     "score": _read_score,
     "classify": _read_classify,
+    "tokens": _read_pooling,
 }
 
 
@@ -168,10 +197,23 @@ def _classify_answer(request: Score, answer: Scores, created: int) -> wire.Class
     )
 
 
+def _pooling_answer(request: Score, answer: Scores, created: int) -> wire.PoolingAnswer:
+    asked = msgspec.json.decode(request.origin.body, type=wire.PoolingRequest)
+    in_base64 = asked.encoding_format == "base64"
+    data = tuple(
+        wire.Pooled(index, encode_vector(tuple(chain.from_iterable(rows))) if in_base64 else rows)
+        for index, rows in enumerate(answer.rows)
+    )
+    return wire.PoolingAnswer(
+        id=f"pool-{request.id}", created=created, model=answer.model, data=data, usage=_usage(answer)
+    )
+
+
 _WRITE: dict[Scoring, Callable[[Score, Scores, int], msgspec.Struct]] = {
     "rerank": _rerank_answer,
     "score": _score_answer,
     "classify": _classify_answer,
+    "tokens": _pooling_answer,
 }
 
 

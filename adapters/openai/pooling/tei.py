@@ -1,4 +1,6 @@
-"""Bodies of `/rerank` and `/predict` as text-embeddings-inference (TEI) has them, and their answers."""
+"""Bodies of `/rerank`, `/predict`, `/embed_sparse` and `/embed_all` as text-embeddings-inference (TEI) has them, and
+their answers.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from msgspec import UNSET
 
 from adapters.base import Reply
 from adapters.openai.dialects import Dialect
-from adapters.openai.inbound.checks import empty, missing, refused
-from adapters.openai.inbound.decode import read_fields
+from adapters.openai.inbound.checks import empty, missing, refused, too_long
+from adapters.openai.inbound.decode import read_fields, read_prompts
+from adapters.openai.pooling.embeddings import MAX_INPUTS
 from adapters.unknown_fields import Unknown
 from schemas.errors import UnsupportedFeature
 from schemas.ir import TextPrompt
@@ -26,7 +29,8 @@ def read_rank_texts(dialect: Dialect, request: Relay, fields: Any) -> Score:
         raise missing("query")
     if not given.texts:
         raise missing("texts") if given.texts is None else empty("texts")
-    return _score(request, given, extra, pairs=tuple((given.query, text) for text in given.texts))
+    pairs = tuple((given.query, text) for text in given.texts)
+    return _score(request, given, extra, pairs=pairs, activation=not given.raw_scores)
 
 
 def read_predict(dialect: Dialect, request: Relay, fields: Any) -> Score:
@@ -41,7 +45,18 @@ def read_predict(dialect: Dialect, request: Relay, fields: Any) -> Score:
         raise refused("inputs", "Invalid 'inputs': expected a text, a pair of texts, or a list of lists of them.")
     if pairs and texts:
         raise refused("inputs", "Invalid 'inputs': texts and pairs of texts cannot be mixed.")
-    return _score(request, given, extra, pairs=pairs, texts=texts)
+    return _score(request, given, extra, pairs=pairs, texts=texts, activation=not given.raw_scores)
+
+
+def read_vectors(dialect: Dialect, request: Relay, fields: Any) -> Score:
+    """The request of a body of `/embed_sparse` or `/embed_all`."""
+    given, extra = read_fields(dialect, fields, wire.VectorsRequest)
+    if given.inputs is None:
+        raise missing("inputs")
+    texts = read_prompts(given.inputs, "inputs")
+    if len(texts) > MAX_INPUTS:
+        raise too_long("inputs", MAX_INPUTS, len(texts))
+    return _score(request, given, extra, texts=texts, instruction=given.prompt_name, activation=False)
 
 
 def write_rank_texts(request: Score, answer: Scores) -> Reply:
@@ -62,6 +77,16 @@ def write_predict(request: Score, answer: Scores) -> Reply:
     return _reply(every[0] if single else every)
 
 
+def write_sparse(_: Score, answer: Scores) -> Reply:
+    """The answer of `/embed_sparse`."""
+    return _reply([[wire.SparseValue(int(index), value) for index, value in rows] for rows in answer.rows])
+
+
+def write_tokens(_: Score, answer: Scores) -> Reply:
+    """The answer of `/embed_all`."""
+    return _reply(answer.rows)
+
+
 def _rows(inputs: str | tuple[str | tuple[str, ...], ...]) -> tuple[list[tuple[str, ...]], bool]:
     """The texts (1 string) and pairs (2) of `inputs`, and whether it is a single one of them and no list."""
     if isinstance(inputs, str):
@@ -73,7 +98,7 @@ def _rows(inputs: str | tuple[str | tuple[str, ...], ...]) -> tuple[list[tuple[s
     return [() if isinstance(each, str) else each for each in inputs], False
 
 
-def _score(request: Relay, given: wire.TextsRequest, extra: Unknown, **inputs: Any) -> Score:
+def _score(request: Relay, given: wire.InputsRequest, extra: Unknown, **inputs: Any) -> Score:
     assert request.scoring is not None
     if (given.truncation_direction or "right").lower() != "right":
         raise UnsupportedFeature(
@@ -86,7 +111,6 @@ def _score(request: Relay, given: wire.TextsRequest, extra: Unknown, **inputs: A
         model=request.model,
         task=request.scoring,
         truncate_prompt_tokens=-1 if given.truncate else None,
-        activation=not given.raw_scores,
         unknown=extra.paths,
         origin=request.origin,
         **inputs,

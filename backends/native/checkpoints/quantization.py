@@ -14,9 +14,22 @@ from backends.native.checkpoints.errors import CheckpointError
 Refusal = str | None
 """Why weights cannot be read, as the end of a sentence; None if they can."""
 
+# Source: intel/auto-round (0.16), auto_round/inference/backend.py.
+_PACKINGS: dict[str, dict[str, str]] = {
+    "auto_round": {"quant_method": "gptq", "checkpoint_format": "gptq_v2"},
+    "auto_round:gptqmodel": {"quant_method": "gptq", "checkpoint_format": "gptq_v2"},
+    "auto_round:auto_gptq": {"quant_method": "gptq", "checkpoint_format": "gptq"},
+    "auto_round:auto_awq": {"quant_method": "awq", "version": "gemm"},
+    "auto_round:fp8_static": {"quant_method": "fp8"},
+}
+"""AutoRound's `packing_format` -> the method whose tensors it has."""
+_TORCHAO = ("Float8WeightOnlyConfig", "Int8WeightOnlyConfig")
+
 
 def read_quantization(config: Mapping[str, Any], folder: str) -> dict[str, Any] | None:
     """The `quantization_config` of a configuration; None if its weights are plain.
+
+    That of AutoRound, which writes the tensors of other methods, is returned as theirs.
 
     Args:
         config: the content of `config.json`.
@@ -33,7 +46,7 @@ def read_quantization(config: Mapping[str, Any], folder: str) -> dict[str, Any] 
         raise CheckpointError(f"'{folder}' is quantized by '{method}', which is not read: {', '.join(_WHY_NOT)} are")
     if why := _WHY_NOT[method](found):
         raise CheckpointError(f"'{folder}' is quantized by {method} {why}, which is not read")
-    return found
+    return found | _PACKINGS[_packing(found)] if method == "auto-round" else found
 
 
 def method_of(quantization: Mapping[str, Any]) -> str:
@@ -73,6 +86,22 @@ def _gptq(quantization: Mapping[str, Any]) -> Refusal:
     return None if form in ("gptq", "gptq_v2") else f"in the form '{form}'"
 
 
+def _auto_round(quantization: dict[str, Any]) -> Refusal:
+    packing = _packing(quantization)
+    if packing not in _PACKINGS:
+        return f"in the form '{packing}'"
+    # Other types of numbers (MX, NVFP4) are in tensors of their own under the same packing.
+    if (kind := str(quantization.get("data_type", "int"))) not in ("int", "fp"):
+        return f"as '{kind}'"
+    if quantization.get("rotation_config"):
+        return "with rotations"
+    return _WHY_NOT[_PACKINGS[packing]["quant_method"]](quantization | _PACKINGS[packing])
+
+
+def _packing(quantization: Mapping[str, Any]) -> str:
+    return str(quantization.get("packing_format", "auto_round:auto_gptq"))
+
+
 def _fp8(quantization: Mapping[str, Any]) -> Refusal:
     form = str(quantization.get("fmt", "e4m3")).lower()
     return None if form in ("e4m3", "float8_e4m3fn") else f"in the form '{form}'"
@@ -92,6 +121,14 @@ def _compressed_tensors(quantization: Mapping[str, Any]) -> Refusal:
     return None
 
 
+def _torchao(quantization: Mapping[str, Any]) -> Refusal:
+    kinds = quantization.get("quant_type")
+    given = kinds.values() if isinstance(kinds, dict) else [kinds]
+    names = [str(each.get("_type") if isinstance(each, dict) else each) for each in given if each is not None]
+    other = [name for name in names if name not in _TORCHAO]
+    return f"in the form '{other[0]}'" if other else None
+
+
 def _bitsandbytes(quantization: Mapping[str, Any]) -> Refusal:
     storage = quantization.get("bnb_4bit_quant_storage", "uint8")
     if quantization.get("load_in_4bit") and storage != "uint8":
@@ -103,12 +140,14 @@ def _readable(_: Mapping[str, Any]) -> Refusal:
     return None
 
 
-_WHY_NOT: dict[str, Callable[[Mapping[str, Any]], Refusal]] = {
+_WHY_NOT: dict[str, Callable[[dict[str, Any]], Refusal]] = {
     "awq": _awq,
     "gptq": _gptq,
+    "auto-round": _auto_round,
     "fp8": _fp8,
     "fbgemm_fp8": _readable,
     "compressed-tensors": _compressed_tensors,
+    "torchao": _torchao,
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _readable,  # by transformers itself
 }

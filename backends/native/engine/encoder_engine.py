@@ -1,4 +1,4 @@
-"""The engine of encoders (BERT and the like): padded batches of texts in, embeddings or scores out.
+"""The engine of encoders (BERT and the like): padded batches of texts in, embeddings, other vectors or scores out.
 
 It handles the same messages as `loop.Engine` and is stepped the same way (`steps.Steps`). A text is run whole, in one
 step, and leaves no state. Each step runs the text that is first in fair order, beside those that cost least padding.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import Any
 
 import structlog
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from backends.fairness import FairQueue, Place
 from backends.native.engine.pooling.pooler import Pooler
+from backends.native.engine.pooling.sparse import SparsePooler
 from backends.native.protocol.messages import Cancel, Output, Ping, Pong, Step, Submit, ToEngine
 from schemas.ir import FinishReason
 
@@ -29,9 +31,9 @@ class EncoderEngine:
     """Runs the texts of all connections.
 
     Args:
-        model: a model of transformers whose first output is its last hidden states, [texts, tokens, hidden], or with a
-            classification head its scores, [texts, labels].
-        pooler: makes an embedding from the hidden states of a text; None: the model has a classification head.
+        model: a model of transformers whose first output is its last hidden states, [texts, tokens, hidden], with a
+            classification head its scores, [texts, labels], or its logits for masked tokens, [texts, tokens, ids].
+        pooler: makes a vector from the rows of a text; None: the model has a classification head.
         vocab_size: token ids are less than this.
         context_length: the most tokens of a text.
         step_tokens: the most tokens of a step, padding included; a single longer text is run alone.
@@ -43,7 +45,7 @@ class EncoderEngine:
     def __init__(
         self,
         model: Any,
-        pooler: Pooler | None,
+        pooler: Pooler | SparsePooler | None,
         *,
         vocab_size: int,
         context_length: int,
@@ -181,7 +183,7 @@ class EncoderEngine:
             self._outputs[connection].append(Output(seq, reason=FinishReason.LENGTH, vector=tuple(vector)))
 
     def _vectors(self, requests: Seq[Submit]) -> list[list[float]]:
-        """The embeddings of a padded batch, one a request."""
+        """The vectors of a padded batch, one a request."""
         lengths = [len(request.prompt) for request in requests]
         device = self._model.device
         padding = self._model.config.get_text_config().pad_token_id or 0
@@ -189,17 +191,24 @@ class EncoderEngine:
         for row, request in zip(ids, requests, strict=True):
             row[: len(request.prompt)] = torch.tensor(request.prompt)
         # Padding is on the right, so the positions of a text do not depend on the other texts' lengths.
-        mask = torch.arange(ids.shape[1]) < torch.tensor(lengths).unsqueeze(1)
+        seen = [length - request.unattended for length, request in zip(lengths, requests, strict=True)]
+        mask = torch.arange(ids.shape[1]) < torch.tensor(seen).unsqueeze(1)
         inputs = {"input_ids": ids.to(device), "attention_mask": mask.long().to(device)}
         if any(request.second for request in requests):
             inputs["token_type_ids"] = _token_types(requests, ids.shape[1]).to(device)
         # Output 0 is `last_hidden_state` or `logits`, whether the model returns a tuple or a `ModelOutput`.
         found: Tensor = self._model(**inputs)[0]
-        if self._pooler is not None:
-            pooled = zip(found, lengths, requests, strict=True)
-            found = torch.stack([self._pooler.vector(rows[:length], asked.unpooled) for rows, length, asked in pooled])
-        vectors: list[list[float]] = found.float().tolist()
-        return vectors
+        pooled = [
+            rows
+            if self._pooler is None
+            else rows[:length].flatten()
+            if asked.each_token
+            else self._pooler.vector(rows[:length], asked.unpooled)
+            for rows, length, asked in zip(found, lengths, requests, strict=True)
+        ]
+        # One transfer from the device for all.
+        numbers = iter(torch.cat(pooled).float().tolist())
+        return [list(islice(numbers, len(vector))) for vector in pooled]
 
     def _fail(self, key: _Key, error: Exception) -> None:
         # The trace as text: a log renderer that gets the exception may print local variables, and with them the text.

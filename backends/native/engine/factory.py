@@ -44,6 +44,7 @@ from backends.native.engine.parallel.gang import Gang, LeadingGang
 from backends.native.engine.pooling.answer_scores import AnswerScores
 from backends.native.engine.pooling.hidden_states import HiddenStates
 from backends.native.engine.pooling.pooler import Pooler
+from backends.native.engine.pooling.sparse import SparsePooler
 from backends.native.engine.runner.packed import PackedRunner, Runner
 from backends.native.engine.runners import (
     context_of,
@@ -69,6 +70,7 @@ Report = Callable[[Loading], None]
 # Below this number of parameters one thread is about as fast as three, for a third of the CPU time (measured).
 _SMALL_PARAMETERS = 8_000_000
 # Fields of `Ready` that are logged when an engine has started.
+_MAX_LOGITS = 2**26  # of a step that makes a row of them for each token, 256 MiB
 _LOGGED = ("execution_path", "device", "dtype", "context_length", "max_sequences", "lora_adapters")
 
 
@@ -206,8 +208,17 @@ def _load(options: EngineOptions) -> LoadedModel:
 
 def _encoder(recipe: Recipe, options: EngineOptions) -> tuple[Manageable, Ready]:
     """Build the engine of a model that makes embeddings and no text."""
-    loaded = load_encoder(str(Path(options.model, recipe.folder)), options.dtype, options.device)
-    pooler = Pooler(recipe, options.model, loaded.config.hidden_size, loaded.model.device)
+    folder = str(Path(options.model, recipe.folder))
+    pooler: Pooler | SparsePooler
+    if recipe.splade is not None:
+        loaded = load_encoder(folder, options.dtype, options.device, kind="masked")
+        pooler = SparsePooler(recipe.splade)
+        # A row of logits is as wide as the vocabulary.
+        step_tokens = min(options.step_tokens, _MAX_LOGITS // loaded.vocab_size)
+        options = structs.replace(options, step_tokens=step_tokens)
+    else:
+        loaded = load_encoder(folder, options.dtype, options.device)
+        pooler = Pooler(recipe, options.model, loaded.config.hidden_size, loaded.model.device)
     context = min(context_of(loaded, options), recipe.max_length or loaded.context_length)
     return _encoder_engine(loaded, pooler, context, options)
 
@@ -229,7 +240,7 @@ def _classifier(head: Head, options: EngineOptions) -> tuple[Manageable, Ready]:
 
 
 def _encoder_engine(
-    loaded: LoadedModel, pooler: Pooler | None, context: int, options: EngineOptions
+    loaded: LoadedModel, pooler: Pooler | SparsePooler | None, context: int, options: EngineOptions
 ) -> tuple[Manageable, Ready]:
     torch.set_num_threads(options.threads or _threads(loaded.model, options))
     watch_layers(loaded.model)

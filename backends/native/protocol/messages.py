@@ -79,7 +79,8 @@ class Submit(Message, frozen=True):
     the sequence was submitted to an engine that died. Sequences of different `flow`s share the engine fairly. `second`:
     where the second text of a pair begins, for models that distinguish the two; 0: there is none. `block_keys`: the
     names of the prompt's full blocks (`blocks`), joined, if the worker has computed them. `received`: tokens that an
-    engine which died has generated after the prompt; the first `Output` has those behind them.
+    engine which died has generated after the prompt; the first `Output` has those behind them. `each_token`: of an
+    encoder the vectors of the prompt's tokens instead of one. `unattended`: as many tokens at its end are seen by none.
     """
 
     seq: int
@@ -102,6 +103,8 @@ class Submit(Message, frozen=True):
     second: int = 0
     block_keys: bytes = b""
     received: tuple[int, ...] = ()
+    each_token: bool = False
+    unattended: int = 0
 
 
 class Cancel(Message, frozen=True):
@@ -149,9 +152,10 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `prompt` comes with the first output if it was requested: one entry per prompt token, with None as the first one's
     logprob. `error` ends the sequence instead of `reason`; if `overloaded`, the sequence was rejected for lack of room
-    and may be submitted again; if `bad_grammar`, its grammar cannot be followed. `vector` is the pooled prompt. `times`
-    comes with the first output: when the sequence was submitted and when it came into the batch, on the machine's
-    monotonic clock.
+    and may be submitted again; if `bad_grammar`, its grammar cannot be followed. `vector` is the pooled prompt, or
+    the vectors of its tokens one after the other; of a sparse vector it has the index and the value of each component
+    that is not 0. `times` comes with the first output: when the sequence was submitted and when it came into the batch,
+    on the machine's monotonic clock.
     """
 
     seq: int

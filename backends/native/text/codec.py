@@ -24,8 +24,10 @@ from backends.chat_template.messages import function, strings_in, turns
 from backends.native.grammar.grammar import Grammars
 from backends.native.protocol.messages import Logprobs
 from backends.native.rerankers import fill
+from backends.native.sentence_transformers import Late
 from backends.native.text.control_tokens import ControlTokens, encode_templated
 from backends.native.text.infill import Infill
+from backends.native.text.late import LateTokens, add_prefixes
 from backends.native.text.vocabulary import HfVocabulary
 from backends.native.tools.families.table import find_form
 from backends.native.tools.family import Family
@@ -97,13 +99,16 @@ class TextCodec:
         self.vocabulary = HfVocabulary(tokenizer)
 
     @classmethod
-    def load(cls, model: str, tool_format: str = "auto", reasoning_format: str = "auto") -> TextCodec:
+    def load(
+        cls, model: str, tool_format: str = "auto", reasoning_format: str = "auto", *, late: Late | None = None
+    ) -> TextCodec:
         """Load the codec of a checkpoint folder. Takes seconds: transformers is imported.
 
         Args:
             model: the folder.
             tool_format: as in the constructor.
             reasoning_format: likewise.
+            late: of a model of late interaction.
 
         Raises:
             OSError: the folder has no tokenizer.
@@ -116,6 +121,8 @@ class TextCodec:
         # `has_template` is false.
         if not tokenizer.chat_template:
             tokenizer.chat_template = _processor_template(Path(model))
+        if late is not None:
+            add_prefixes(tokenizer, late.prefixes)
         return cls(tokenizer, tool_format, reasoning_format)
 
     def close(self) -> None:
@@ -150,6 +157,10 @@ class TextCodec:
         return await self._run_tokenizer(
             sum(map(len, texts)), lambda tokenizer: _encode_all(tokenizer, list(texts), truncate)
         )
+
+    def late_tokens(self, late: Late, *, query: bool) -> LateTokens:
+        """What becomes of the ids of queries or documents."""
+        return LateTokens(self._tokenizer, late, query=query)
 
     async def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, truncate: int | None = None

@@ -105,7 +105,7 @@ async def test_texts_are_classified_by_all_labels(tmp_path: Path) -> None:
 
 async def test_embeddings_are_compared_by_their_cosine(tmp_path: Path) -> None:
     async with running(build_encoder(tmp_path, CASES["mpnet, cls"])) as backend:
-        assert backend.capabilities.scoring == {"rerank", "score"}
+        assert backend.capabilities.scoring == {"rerank", "score", "tokens"}
         pairs = (("hi", "HELLO there!"), ("hi", "hi"), ("hi", "x " * 30))
         answer = await backend.score(score(*pairs))
         texts = ("hi", "HELLO there!", "x " * 30)
@@ -173,8 +173,7 @@ async def test_a_reranker_without_a_chat_template_reads_the_two_texts(tmp_path: 
 @pytest.mark.parametrize(
     ("settings", "modules", "why"),
     [
-        ({"model_type": "SparseEncoder"}, ("MLMTransformer", "SpladePooling"), "sparse vectors"),
-        ({"model_type": "ColBERT"}, ("Transformer", "Dense"), "late interaction"),
+        ({"model_type": "ColBERT"}, ("Transformer", "Pooling"), "Transformer, Pooling"),
         ({"model_type": "CrossEncoder"}, ("Transformer", "Pooling", "Dense"), "Transformer, Pooling, Dense"),
         ({"model_type": "CrossEncoder"}, ("Transformer", "LogitScore"), "true_token_id"),
     ],

@@ -18,7 +18,10 @@ PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 def decode(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> Tensor:
     """The weight [outputs, inputs], float32."""
-    bits = int(quantization["bits"])
+    # By the shapes: layers may have other bits than the configuration says of most (`dynamic`, `extra_config`).
+    bits = 32 * parts["qzeros"].shape[1] // parts["qweight"].shape[1]
+    if bits not in (2, 4, 8):
+        raise ValueError(f"it has {bits} bits")
     numbers = unpack(parts["qweight"], bits, 0)  # [inputs, outputs]
     zeros = unpack(parts["qzeros"], bits, 1)  # [groups, outputs]
     if str(quantization.get("checkpoint_format") or "gptq").lower() == "gptq":

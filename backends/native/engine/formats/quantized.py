@@ -18,7 +18,7 @@ from torch import Tensor
 
 from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.quantization import method_of
-from backends.native.engine.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq
+from backends.native.engine.formats import awq, bitsandbytes, compressed_tensors, fp8, gptq, torchao
 from backends.native.engine.formats.streaming import Streamed
 
 
@@ -43,6 +43,7 @@ FORMATS = {
     "fp8": _FP8,
     "fbgemm_fp8": _FP8,
     "compressed-tensors": Format(("weight_scale",), compressed_tensors.PARTS, compressed_tensors.decode),
+    "torchao": Format(("_weight_qdata",), torchao.PARTS, torchao.decode),
     "bitsandbytes": Format(("weight.absmax", "SCB"), bitsandbytes.PARTS, bitsandbytes.decode),
 }
 """By `quant_method`."""

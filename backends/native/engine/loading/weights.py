@@ -22,6 +22,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTextEncoding,
     GenerationConfig,
@@ -143,9 +144,14 @@ def is_encoder(folder: str) -> bool:
 
 
 def load_encoder(
-    folder: str, dtype: str = "auto", device: str = "auto", *, kind: Literal["states", "labels", "answers"] = "states"
+    folder: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    *,
+    kind: Literal["states", "labels", "answers", "masked"] = "states",
 ) -> LoadedModel:
-    """Load the encoder in `folder`: without an output layer, with its classification head, or as a language model.
+    """Load the encoder in `folder`: without an output layer, with its classification head, as a language model, or with
+    its output layer for masked tokens.
 
     Raises:
         LoadError: it is missing, not for text, damaged, or does not fit into memory.
@@ -156,7 +162,8 @@ def load_encoder(
     encoder_half = config.is_encoder_decoder and type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
     auto_class = AutoModelForTextEncoding if encoder_half else AutoModel
     if kind != "states":
-        auto_class = AutoModelForSequenceClassification if kind == "labels" else auto_class_of(path, config)
+        heads = {"labels": AutoModelForSequenceClassification, "masked": AutoModelForMaskedLM}
+        auto_class = heads.get(kind) or auto_class_of(path, config)
         config.use_cache = False  # decoders would make a cache of keys and values that nobody reads
     model = _read_model(path, config, auto_class, pick_dtype(dtype, path, config, target), target)
     return LoadedModel(

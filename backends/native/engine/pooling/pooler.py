@@ -49,21 +49,22 @@ class Pooler:
         self._layers.to(device).eval()
 
     def vector(self, states: Tensor, unpooled: int = 0) -> Tensor:
-        """Make the embedding of one text.
+        """Make the embedding of one text, or those of its tokens, one after the other (`Recipe.late`).
 
         Args:
             states: [tokens, width].
             unpooled: leading tokens (an instruction) left out, but never all; ignored if the recipe includes them.
 
         Returns:
-            [size] float32.
+            [size] or [tokens * size] float32.
         """
         # INSTRUCTOR's rule in sentence-transformers: the instruction is encoded with the text and left out of the mean.
         skip = 0 if self._recipe.include_prompt else min(unpooled, len(states) - 1)
         states = states.float()
-        pooled = torch.cat([_pool(mode, states, skip) for mode in self._recipe.pooling])
+        late = self._recipe.late is not None
+        pooled = states if late else torch.cat([_pool(mode, states, skip) for mode in self._recipe.pooling])
         vector: Tensor = self._layers(pooled)
-        return nn.functional.normalize(vector, dim=0) if self._recipe.normalize else vector
+        return (nn.functional.normalize(vector, dim=-1) if self._recipe.normalize else vector).flatten()
 
 
 def _pool(mode: Pooling, states: Tensor, skip: int) -> Tensor:

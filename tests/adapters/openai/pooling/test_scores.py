@@ -9,15 +9,16 @@ import pytest
 
 from adapters.openai.dialects import DIALECTS
 from adapters.openai.pooling.scores import encode_scores, read_score
+from adapters.openai.vectors import decode_vector
 from schemas.errors import InvalidRequest, RequestError
-from schemas.ir import TextPrompt, Usage
+from schemas.ir import TextPrompt, TokensPrompt, Usage
 from schemas.origin import Origin, Relay, Scoring
 from schemas.scores import Score, Scores
 
 TASKS = get_args(Scoring)
 
 
-def read(task: Any, operation: str = "", **fields: Any) -> Score:
+def read(task: Any, operation: str = "", /, **fields: Any) -> Score:
     body = json.dumps({"model": "m"} | fields).encode()
     relay = Relay(id="r", model="m", origin=Origin("openai", "openai", operation or task, body), scoring=task)
     return read_score(DIALECTS["openai"], relay)
@@ -99,12 +100,51 @@ def test_predictions_have_the_form_of_tei() -> None:
     assert read("classify", "predict", inputs=[["a", "b"], ["c", "d"]]).pairs == (("a", "b"), ("c", "d"))
 
 
+def test_sparse_vectors_and_vectors_of_tokens_have_the_form_of_tei() -> None:
+    asked = read("sparse", "embed_sparse", inputs=["a", "b"], prompt_name="query", truncate=True)
+    assert (asked.texts, asked.instruction) == ((TextPrompt("a"), TextPrompt("b")), "query")
+    assert asked.truncate_prompt_tokens == -1
+    rows = Scores("m", (), Usage(1, 0), rows=(((3.0, 0.5), (7.0, 0.25)), ()))
+    of_a = [{"index": 3, "value": 0.5}, {"index": 7, "value": 0.25}]
+    assert json.loads(encode_scores(asked, rows, 1).body) == [of_a, []]
+    assert read("tokens", "embed_all", inputs=[1, 2]).texts == (TokensPrompt((1, 2)),)
+    assert json.loads(encode_scores(read("tokens", "embed_all", inputs="a"), rows, 1).body)[0] == [
+        [3.0, 0.5],
+        [7, 0.25],
+    ]
+
+
+def test_pooling_has_the_form_of_vllm() -> None:
+    rows = Scores("m", (), Usage(2, 0), rows=(((1.0, 0.5), (0.0, 2.0)),))
+    asked = read("tokens", input="a", use_activation=False)
+    assert not asked.activation
+    assert json.loads(encode_scores(asked, rows, 1).body) == {
+        "id": "pool-r",
+        "object": "list",
+        "created": 1,
+        "model": "m",
+        "data": [{"index": 0, "object": "pooling", "data": [[1.0, 0.5], [0.0, 2.0]]}],
+        "usage": {"prompt_tokens": 2, "total_tokens": 2},
+    }
+    in_base64 = json.loads(encode_scores(read("tokens", input="a", encoding_format="base64"), rows, 1).body)
+    assert decode_vector(in_base64["data"][0]["data"]) == (1.0, 0.5, 0.0, 2.0)
+    assert read("tokens", input="a").activation
+    assert not read("tokens", input="a", normalize=False).activation
+    many = ["a"] * 2049
+    for fields, param in (({}, "input"), ({"input": "a", "task": "embed"}, "task"), ({"input": many}, "input")):
+        with pytest.raises(RequestError) as caught:
+            read("tokens", **fields)
+        assert caught.value.param == param
+
+
 @pytest.mark.parametrize(
     ("operation", "fields", "param"),
     [
         ("rerank_texts", {"texts": ["a"]}, "query"),
         ("rerank_texts", {"query": "q", "texts": []}, "texts"),
         ("rerank_texts", {"query": "q", "texts": ["a"], "truncation_direction": "Left"}, "truncation_direction"),
+        ("embed_all", {}, "inputs"),
+        ("embed_all", {"inputs": ["a"] * 2049}, "inputs"),
         ("predict", {}, "inputs"),
         ("predict", {"inputs": []}, "inputs"),
         ("predict", {"inputs": ["a", "b", "c"]}, "inputs"),

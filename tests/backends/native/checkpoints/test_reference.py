@@ -59,6 +59,10 @@ def quantized(**config: object) -> dict[str, object]:
     return PLAIN | {"config.json": {"quantization_config": config}}
 
 
+def auto_round(**config: object) -> dict[str, object]:
+    return quantized(quant_method="auto-round", **config)
+
+
 @pytest.mark.parametrize(
     ("files", "why"),
     [
@@ -75,6 +79,11 @@ def quantized(**config: object) -> dict[str, object]:
         (quantized(quant_method="gptq", bits=3), "is quantized by gptq in 3 bits"),
         (quantized(quant_method="gptq", bits=4, checkpoint_format="marlin"), "by gptq in the form 'marlin'"),
         (quantized(quant_method="fp8", fmt="e5m2"), "by fp8 in the form 'e5m2'"),
+        (quantized(quant_method="torchao", quant_type={"default": {"_type": "Int4WeightOnlyConfig"}}), "by torchao in"),
+        (auto_round(bits=3), "by auto-round in 3 bits"),
+        (auto_round(bits=4, packing_format="auto_round:llm_compressor"), "in the form 'auto_round:llm_compressor'"),
+        (auto_round(bits=4, data_type="mx_fp"), "by auto-round as 'mx_fp'"),
+        (auto_round(bits=4, rotation_config={"hadamard_type": "hadamard"}), "by auto-round with rotations"),
         (
             quantized(quant_method="compressed-tensors", config_groups={"g": {"format": "nvfp4-pack-quantized"}}),
             "by compressed-tensors in the form 'nvfp4-pack-quantized'",

@@ -63,7 +63,7 @@ def save_idefics3(folder: Path) -> Path:
     tokens = tokenizer(*names)
     text = {"model_type": "llama", **TEXT}
     config = AutoConfig.for_model(
-        "idefics3", text_config=text, vision_config=VISION, scale_factor=2, image_token_id=WORDS
+        "idefics3", text_config=text, vision_config={**VISION}, scale_factor=2, image_token_id=WORDS
     )
     _needs(Idefics3ImageProcessorPil)
     images = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
@@ -109,7 +109,7 @@ def save_gemma3(folder: Path) -> Path:
     config = AutoConfig.for_model(
         "gemma3",
         text_config={**TEXT, "head_dim": 12, "sliding_window": 16},
-        vision_config=VISION,
+        vision_config={**VISION},
         mm_tokens_per_image=4,
         boi_token_index=WORDS,
         eoi_token_index=WORDS + 1,
@@ -125,7 +125,7 @@ def save_paligemma(folder: Path) -> Path:
     tokens.add_special_tokens({"bos_token": "w1"})
     text = {"model_type": "gemma", **TEXT, "head_dim": 12}
     config = AutoConfig.for_model(
-        "paligemma", text_config=text, vision_config=VISION, image_token_index=WORDS, projection_dim=48
+        "paligemma", text_config=text, vision_config={**VISION}, image_token_index=WORDS, projection_dim=48
     )
     images = SiglipImageProcessorPil(size=SQUARE)
     images.image_seq_length = 16
@@ -193,7 +193,7 @@ def save_smolvlm(folder: Path) -> Path:
     tokens = tokenizer("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "\n\n", *tiles)
     text = {"model_type": "llama", **TEXT}
     config = AutoConfig.for_model(
-        "smolvlm", text_config=text, vision_config=VISION, scale_factor=2, image_token_id=WORDS
+        "smolvlm", text_config=text, vision_config={**VISION}, scale_factor=2, image_token_id=WORDS
     )
     _needs(SmolVLMImageProcessorPil)
     images = SmolVLMImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})

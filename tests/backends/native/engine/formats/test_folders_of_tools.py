@@ -1,4 +1,4 @@
-"""Folders that compressed-tensors and bitsandbytes have written give the logits of their weights.
+"""Folders that the tools of quantization have written give the logits of their weights.
 
 `make test-formats` installs the tools in an environment of their own, which `INTERLINGUA_FORMATS` names.
 """
@@ -21,11 +21,15 @@ NAMES = (
     *(f"compressed-tensors-{preset}" for preset in ("W4A16", "W4A16_ASYM", "W8A16", "W8A8")),
     *(f"compressed-tensors-{preset}" for preset in ("FP8", "FP8_DYNAMIC", "FP8_BLOCK")),
     *(f"bitsandbytes-{kind}" for kind in ("nf4", "nf4-nested", "fp4", "int8")),
+    *(f"gptqmodel-{kind}" for kind in ("gptq", "gptq-8", "gptq-2-v2", "awq", "fp8-tensor", "fp8-row", "fp8-block")),
+    *(f"auto-round-{kind}" for kind in ("gptq", "gptq-asymmetric", "gptq-8", "awq", "awq-asymmetric", "fp8")),
+    *("auto-round", "transformers-fp8", "transformers-fp8-powers", "torchao-float8", "torchao-int8"),
 )
 
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.slow,
+    pytest.mark.timeout(900),  # a minute and a half on an idle machine
     pytest.mark.skipif(not PYTHON, reason="part of `make test-formats`"),
 ]
 
@@ -34,7 +38,8 @@ pytestmark = [
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for each of `NAMES`."""
     out = tmp_path_factory.mktemp("folders")
-    subprocess.run([PYTHON, SCRIPT, out], check=True, timeout=280)
+    # Tools write their logs where they run.
+    subprocess.run([PYTHON, SCRIPT, out], check=True, timeout=890, cwd=out)
     return out
 
 

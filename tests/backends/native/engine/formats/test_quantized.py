@@ -74,13 +74,17 @@ def gptq(bits: int, form: str, *, ordered: bool = False, indices: bool = True) -
     return make
 
 
-def fp8(kind: str) -> Callable[[int, int], Made]:
+def fp8(kind: str, kept: torch.dtype = torch.float32) -> Callable[[int, int], Made]:
     def make(outputs: int, inputs: int) -> Made:
         stored = torch.randn(outputs, inputs).to(torch.float8_e4m3fn)
         if kind == "block":  # the last blocks are cut
             rows, columns = -(-outputs // 48), -(-inputs // 48)
             scale = scales(rows, columns, spread=0.2)
+            if kept is torch.uint8:
+                scale = scale.log2().round().exp2()
             full = scale.repeat_interleave(48, 0).repeat_interleave(48, 1)[:outputs, :inputs]
+            if kept is torch.uint8:
+                scale = scale.log2().add(127).to(kept)
             return {"weight": stored, "weight_scale_inv": scale}, stored.float() * full
         scale = scales(spread=0.2) if kind == "tensor" else scales(outputs, 1, spread=0.2)
         parts = {"weight": stored, "weight_scale": scale, "input_scale": torch.ones(1)}
@@ -122,6 +126,18 @@ def floats(outputs: int, inputs: int) -> Made:
     return {"weight": stored, "weight_scale": scale}, stored.float() * scale
 
 
+def torchao(kind: torch.dtype) -> Callable[[int, int], Made]:
+    def make(outputs: int, inputs: int) -> Made:
+        scale = scales(outputs, inputs // GROUP, spread=0.002 if kind is torch.int8 else 0.2)
+        zero = numbers(-8, 8, *scale.shape).to(torch.int8) if kind is torch.int8 else torch.zeros(scale.shape)
+        levels = (numbers(-128, 128, outputs, inputs) if kind is torch.int8 else torch.randn(outputs, inputs)).to(kind)
+        weight = (levels.float() - zero.repeat_interleave(GROUP, 1)) * scale.repeat_interleave(GROUP, 1)
+        parts = {"_weight_qdata": levels, "_weight_scale": scale}
+        return parts | ({"_weight_zero_point": zero} if kind is torch.int8 else {}), weight
+
+    return make
+
+
 def four_bits(kind: str, *, nested: bool = False) -> Callable[[int, int], Made]:
     def make(outputs: int, inputs: int) -> Made:
         table, levels = torch.randn(16).sort().values, numbers(0, 16, outputs * inputs)
@@ -157,14 +173,19 @@ def group(form: str, bits: int) -> dict[str, Any]:
     return {"format": form, "config_groups": {"group_0": {"weights": {"num_bits": bits}}}}
 
 
+FLOAT8 = torch.float8_e4m3fn
+TORCHAO: dict[str, Any] = {"quant_method": "torchao"}
 COMPRESSED: dict[str, Any] = {"quant_method": "compressed-tensors"}
 CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], Made]]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
     "gptq-4": ({"quant_method": "gptq", "bits": 4}, gptq(4, "gptq")),
     "gptq-4-ordered": ({"quant_method": "gptq", "bits": 4, "desc_act": True}, gptq(4, "gptq", ordered=True)),
     "gptq-8-without-indices": ({"quant_method": "gptq", "bits": 8}, gptq(8, "gptq", indices=False)),
+    "auto-round-v2": ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round"}, gptq(4, "gptq_v2")),
+    "auto-round-fp8": ({"quant_method": "auto-round", "packing_format": "auto_round:fp8_static"}, fp8("row")),
     "gptq-2-v2": ({"quant_method": "gptq", "bits": 2, "checkpoint_format": "gptq_v2"}, gptq(2, "gptq_v2")),
     "fp8-block": ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [48, 48]}, fp8("block")),
+    "fp8-block-bytes": ({"quant_method": "fp8", "weight_block_size": [48, 48]}, fp8("block", torch.uint8)),
     "fp8-tensor": ({"quant_method": "fp8"}, fp8("tensor")),
     "fbgemm": ({"quant_method": "fbgemm_fp8"}, fp8("row")),
     "pack-4": (COMPRESSED | group("pack-quantized", 4), packed(4)),
@@ -172,6 +193,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], Made]]] = {
     "pack-8-ordered": (COMPRESSED | group("pack-quantized", 8), packed(8, ordered=True)),
     "int-8": (COMPRESSED | group("int-quantized", 8), integers),
     "float-8": (COMPRESSED | group("float-quantized", 8), floats),
+    "torchao-float8": (TORCHAO | {"quant_type": {"default": {"_type": "Float8WeightOnlyConfig"}}}, torchao(FLOAT8)),
+    "torchao-int8": (TORCHAO | {"quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}, torchao(torch.int8)),
     "nf4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, four_bits("nf4")),
     "nf4-nested": ({"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, four_bits("nf4", nested=True)),
     "fp4": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, four_bits("fp4")),
@@ -215,7 +238,7 @@ def logits(model: Any) -> Tensor:
 
 def test_every_format_is_tested() -> None:
     methods = {quantization.get("quant_method", "bitsandbytes") for quantization, _ in CASES.values()}
-    assert methods == set(FORMATS)
+    assert methods - {"auto-round"} == set(FORMATS)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -227,6 +250,11 @@ def test_logits_are_those_of_the_weights(case: str, tmp_path: Path) -> None:
     # About as many as there are: a model is not expanded to float32 if it is large.
     actual = sum(parameter.numel() for parameter in expected.parameters()) * 4
     assert 0.9 < float32_bytes(tmp_path, torch.float16) / actual < 1.6
+
+
+def test_layers_of_gptq_may_have_other_bits_than_the_configuration_names(tmp_path: Path) -> None:
+    expected = save(tmp_path, {"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}, gptq(8, "gptq"))
+    torch.testing.assert_close(logits(load(str(tmp_path)).model), logits(expected), atol=1e-4, rtol=1e-4)
 
 
 def test_logits_of_experts_in_mxfp4_are_those_of_the_weights(tmp_path: Path) -> None:
