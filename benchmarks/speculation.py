@@ -103,7 +103,9 @@ ADVERSARIAL = (
     ),
     # Drafts repeat the text, which the penalty forbids.
     Workload(
-        "penalized", "Repeat this ten times: " + "the cat sat on the mat and " * 12, sampling={"repetition_penalty": 1.4}
+        "penalized",
+        "Repeat this ten times: " + "the cat sat on the mat and " * 12,
+        sampling={"repetition_penalty": 1.4},
     ),
     # Each pair of letters has occurred before, and says next to nothing about the letter that follows.
     Workload(
@@ -113,7 +115,10 @@ ADVERSARIAL = (
         alphabet=LETTERS,
     ),
     Workload(
-        "dice", "Throw dice." + LETTERS * 20, sampling={"temperature": 20.0, "repetition_penalty": 1.0}, alphabet=LETTERS
+        "dice",
+        "Throw dice." + LETTERS * 20,
+        sampling={"temperature": 20.0, "repetition_penalty": 1.0},
+        alphabet=LETTERS,
     ),
 )
 BUNDLED = (
