@@ -6,8 +6,8 @@ Two engines over the same weights answer the same prompts, one token step after 
 changes meanwhile. Their tokens must be equal. Seconds are CPU time of one thread. Without `--model` it is the bundled
 model with questions that it knows; other folders are asked what agents ask: edits of code, JSON by a schema, summaries
 with quotes, and for the worst case a story and random tokens. Both are asked what lets drafts begin and fail: records
-that differ in their values, a text that penalties keep from repeating itself, letters at random. The goals: 1.8 times the tokens per second on edits,
-JSON and quotes, and never less than 0.97.
+that differ in their values, a text that penalties keep from repeating itself, letters at random. The goals: 1.8 times
+the tokens per second on edits, JSON and quotes, and never less than 0.97.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ ADVERSARIAL = (
         "records",
         "Write twenty more lines like these. Every line has other values.\n"
         + "\n".join(
-            f'{{"id": {1000 + 37 * row}, "name": "{name}", "age": {20 + 7 * row % 50}, "code": "{name[:2]}{row * row}"}}'
+            f'{{"id": {1000 + 37 * row}, "name": "{name}", "age": {20 + 7 * row}, "code": "{name[:2]}{row * row}"}}'
             for row, name in enumerate(("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana"))
         ),
     ),
