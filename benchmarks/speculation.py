@@ -185,7 +185,8 @@ def _submit(
     grammar = grammar_source(Grammar("json_schema", workload.schema)) if workload.schema else None
     allowed = tokenizer(workload.alphabet, add_special_tokens=False)["input_ids"] if workload.alphabet else ()
     bias = tuple((token, 100.0) for token in sorted(set(allowed)))
-    sampling = SamplingParams(**{"temperature": temperature, "seed": seq, "logit_bias": bias} | workload.sampling)
+    settings: dict[str, Any] = {"temperature": temperature, "seed": seq, "logit_bias": bias}
+    sampling = SamplingParams(**settings | dict(workload.sampling))
     return Submit(seq, tuple(ids), tokens, sampling, eos_token_ids=ends, grammar=grammar)
 
 

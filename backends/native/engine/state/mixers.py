@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.lora.layers import adapting
-from backends.native.engine.state import causal_conv, griffin, selective_scan
+from backends.native.engine.state import causal_conv, griffin, selective_scan, selective_state
 from backends.native.engine.state.functions import function_of, with_functions
 from backends.native.engine.state.step import Group, StateView, current_groups
 
@@ -59,12 +59,14 @@ def _names_in(module: nn.Module) -> tuple[str, ...]:
 
 
 def _own_forward(module: Any) -> Callable[..., Any]:
-    """The forward of a module, with our convolution in decode."""
-    if causal_conv.NAME not in _names_in(module):
-        forward: Callable[..., Any] = module.forward
-        return forward
-    theirs = function_of(module.forward, causal_conv.NAME)
-    return with_functions(module.forward, {causal_conv.NAME: partial(causal_conv.causal_conv_update, theirs)})
+    """The forward of a module, with our convolution and recurrence in decode."""
+    forward: Callable[..., Any] = module.forward
+    ours = {causal_conv.NAME: causal_conv.causal_conv_update} | dict.fromkeys(
+        selective_state.NAMES, selective_state.selective_state_update
+    )
+    used = ours.keys() & set(_names_in(module))
+    found = {name: partial(ours[name], function_of(forward, name)) for name in used}
+    return with_functions(forward, found) if found else forward
 
 
 def _forward(module: Any, own: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Any:
