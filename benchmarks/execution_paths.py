@@ -31,8 +31,25 @@ _SIZES = {"vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2048, "nu
     "max_position_embeddings": 1024,
     "pad_token_id": 0,
 }
+_HEADS = {"num_key_value_heads": 4}
+_DELTA_NET = _HEADS | {
+    "head_dim": 64,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2,
+}
+_MAMBA_2 = _HEADS | {"mamba_n_heads": 24, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 64}
 TYPES: dict[str, dict[str, Any]] = {
-    "lfm2": {"num_key_value_heads": 4, "layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
+    "lfm2": _HEADS | {"layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
+    "qwen3_5_text": _DELTA_NET,
+    "mamba": {},
+    "mamba2": {"num_heads": 24, "head_dim": 64, "n_groups": 1, "state_size": 64},
+    "falcon_h1": _MAMBA_2 | {"mamba_d_ssm": 1536},
+    "bamba": _MAMBA_2 | {"attn_layer_indices": [3, 7]},
+    "recurrent_gemma": {"num_key_value_heads": 1, "lru_width": 768, "head_dim": 64},
+    "jamba": _HEADS | {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 4, "attn_layer_offset": 3},
     "rembert": {"input_embedding_size": 256, "output_embedding_size": 768, "is_decoder": True},
     "roformer": {"embedding_size": 768, "is_decoder": True},
 }

@@ -5,14 +5,16 @@
 Two engines over the same weights answer the same prompts, one token step after the other, since the machine's speed
 changes meanwhile. Their tokens must be equal. Seconds are CPU time of one thread. Without `--model` it is the bundled
 model with questions that it knows; other folders are asked what agents ask: edits of code, JSON by a schema, summaries
-with quotes, and for the worst case a story and random tokens. The goals: 1.8 times the tokens per second on edits,
-JSON and quotes, and never less than 0.97.
+with quotes, and for the worst case a story and random tokens. Both are asked what lets drafts begin and fail: records
+that differ in their values, a text that penalties keep from repeating itself, letters at random. The goals: 1.8 times
+the tokens per second on edits, JSON and quotes, and never less than 0.97.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Mapping
 from random import Random
 from statistics import median
 from typing import Any, NamedTuple
@@ -51,11 +53,16 @@ TEXT = (
 
 
 class Workload(NamedTuple):
-    """A prompt; `schema` makes the answer JSON."""
+    """A prompt.
+
+    `schema` makes the answer JSON, `sampling` sets parameters, and `alphabet` allows no tokens but those of its words.
+    """
 
     name: str
     prompt: str
     schema: dict[str, Any] | None = None
+    sampling: Mapping[str, float] = {}
+    alphabet: str = ""
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -82,6 +89,36 @@ AGENT = (
     Workload(
         "random",
         " ".join(Random(1).choices(["alpha", "beta", "gamma", "delta", "river", "stone", "green", "music"], k=80)),
+    ),
+)
+LETTERS = " A B C D E F G H"
+ADVERSARIAL = (
+    Workload(
+        "records",
+        "Write twenty more lines like these. Every line has other values.\n"
+        + "\n".join(
+            f'{{"id": {1000 + 37 * row}, "name": "{name}", "age": {20 + 7 * row}, "code": "{name[:2]}{row * row}"}}'
+            for row, name in enumerate(("Ann", "Bob", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana"))
+        ),
+    ),
+    # Drafts repeat the text, which the penalty forbids.
+    Workload(
+        "penalized",
+        "Repeat this ten times: " + "the cat sat on the mat and " * 12,
+        sampling={"repetition_penalty": 1.4},
+    ),
+    # Each pair of letters has occurred before, and says next to nothing about the letter that follows.
+    Workload(
+        "letters",
+        "Write random letters:" + " ".join(Random(2).choices(LETTERS.split(), k=200)),
+        sampling={"repetition_penalty": 1.1, "frequency_penalty": 0.5},
+        alphabet=LETTERS,
+    ),
+    Workload(
+        "dice",
+        "Throw dice." + LETTERS * 20,
+        sampling={"temperature": 20.0, "repetition_penalty": 1.0},
+        alphabet=LETTERS,
     ),
 )
 BUNDLED = (
@@ -112,7 +149,7 @@ def main() -> None:
     without, ready = load_engine(options, lambda _: None)
     drafting = {"speculation": True, "draft_model": given.draft_model}
     ahead, _ = load_engine(EngineOptions(**{**_fields(options), **drafting}), lambda _: None)
-    for workload in BUNDLED if given.model == str(WEIGHTS) else AGENT:
+    for workload in (BUNDLED if given.model == str(WEIGHTS) else AGENT) + ADVERSARIAL:
         if not any(word in workload.name for word in given.only):
             continue
         for temperature in (0.0, 0.8):
@@ -146,7 +183,10 @@ def _submit(
     chat = [{"role": "user", "content": workload.prompt}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
     grammar = grammar_source(Grammar("json_schema", workload.schema)) if workload.schema else None
-    sampling = SamplingParams(temperature=temperature, seed=seq)
+    allowed = tokenizer(workload.alphabet, add_special_tokens=False)["input_ids"] if workload.alphabet else ()
+    bias = tuple((token, 100.0) for token in sorted(set(allowed)))
+    settings: dict[str, Any] = {"temperature": temperature, "seed": seq, "logit_bias": bias}
+    sampling = SamplingParams(**settings | dict(workload.sampling))
     return Submit(seq, tuple(ids), tokens, sampling, eos_token_ids=ends, grammar=grammar)
 
 
@@ -160,10 +200,12 @@ def _measure(without: Steps, ahead: Steps, asked: list[Submit]) -> tuple[int, fl
         while not all(answers.values()):  # the prompts, and a first token each
             _step(engine, answers)
     first = sum(map(len, found[without].values()))
+    turn = list(found.items())
     while without.busy or ahead.busy:
-        for engine, answers in found.items():
+        for engine, answers in turn:
             if engine.busy:
                 taken[engine] += _step(engine, answers)
+        turn.reverse()  # caches and clocks favour neither place
     assert found[without] == found[ahead], "speculation changed the tokens"
     return sum(map(len, found[without].values())) - first, taken[without], taken[ahead]
 

@@ -2,7 +2,7 @@
 
 Strategy: with few rows, a product takes as long as its weight takes to be read, and oneDNN reads at two thirds of the
 rate that memory allows. The C++ (`src/gemm.h`) streams once through the same blocked bytes, so that no weight is held
-twice, with the sums of up to six rows in registers. For more than 24 rows, or where oneDNN chose another order or
+twice, with the sums of up to six rows in registers. For more rows than pay, or where oneDNN chose another order or
 nothing was compiled, `packed_linear` calls oneDNN.
 """
 
@@ -17,7 +17,8 @@ from backends.native.engine.kernels.jit import Function, typed_function
 
 MAX_ROWS = 64
 """The most rows that the compiled code takes; MAX_ROWS of `src/gemm.h`."""
-_MOST_ROWS = 24  # with more, oneDNN is as fast (measured)
+# With more, oneDNN is as fast (measured), or faster where it has instructions for matrices of bfloat16.
+_MOST_ROWS = {torch.float32: MAX_ROWS, torch.bfloat16: 24}
 _BLOCK = 64  # outputs that lie together; BLOCK of `src/gemm.h`
 _PER_WORD = {torch.float32: 1, torch.bfloat16: 2}  # inputs that lie together for one output; PER_WORD of `src/dot.h`
 
@@ -54,7 +55,7 @@ class SkinnyGemm:
 
     def takes(self, rows: Tensor) -> bool:
         """Whether `multiply` may be called with `rows`: the compiled code checks nothing."""
-        few = 0 < rows.numel() <= _MOST_ROWS * self._inputs
+        few = 0 < rows.numel() <= _MOST_ROWS.get(rows.dtype, 0) * self._inputs
         return few and rows.shape[-1] == self._inputs and rows.dtype == self._packed.dtype
 
     def multiply(self, rows: Tensor) -> Tensor:

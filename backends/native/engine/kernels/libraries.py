@@ -79,6 +79,16 @@ LIBRARIES: dict[str, Library] = {
             _for_dtypes("decoder_layer", *[_POINTER] * 13),
         ),
         Library(
+            "causal_conv",
+            "decode of models with convolutions is about 1.1x slower",
+            _for_dtypes("causal_conv_update", *[_POINTER] * 6, _INT),
+        ),
+        Library(
+            "selective_state",
+            "decode of 32 sequences of Mamba models takes two to three times as long",
+            {"selective_state_update": (None, *[_POINTER] * 8, *[_INT] * 2)},
+        ),
+        Library(
             "cpu_decode",
             "attention of sequences in decode is 2x to 6x slower",
             _for_dtypes("paged_decode", *[_POINTER] * 10, _FLOAT)

@@ -73,7 +73,7 @@ class FusedDecoderLayer(nn.Module):
         self._compute = compute
         # Addresses only. `self.layer` keeps the weights alive, and nothing may replace them after this.
         self._description = _describe(layer)
-        attention, inner = layer.self_attn, layer.mlp.down_proj.in_features
+        attention, inner = layer.self_attn, layer.mlp.down.in_features
         self._index: int = attention.layer
         dtype = layer.input_layernorm.weight.dtype
         self._like = torch.empty(1, attention.key_heads, attention.width, dtype=dtype)  # one token's keys, or values
@@ -99,7 +99,7 @@ class FusedDecoderLayer(nn.Module):
             return None
         attention, mlp = layer.self_attn, layer.mlp
         linears = [getattr(attention, "qkv_proj", None), attention.o_proj]
-        linears += [getattr(mlp, "gate_up_proj", None), mlp.down_proj]
+        linears += [getattr(mlp, "gate_up_proj", None), mlp.down]
         # Quantized layers, and layers that LoRA keeps separate, end here.
         if not all(_is_compiled(linear) for linear in linears):
             return None
@@ -164,7 +164,7 @@ def _describe(layer: Any) -> _Layer:
         "qkv": attention.qkv_proj,
         "out": attention.o_proj,
         "gate_up": mlp.gate_up_proj,
-        "down": mlp.down_proj,
+        "down": mlp.down,
     }
     blocks = [linear.product for linear in linears.values() if isinstance(linear, BlockLinear)]
     return _Layer(
@@ -183,7 +183,7 @@ def _describe(layer: Any) -> _Layer:
         query_norm=attention.norm_addresses[0],
         key_norm=attention.norm_addresses[1],
         head_epsilon=attention.epsilon,
-        inner=mlp.down_proj.in_features,
+        inner=mlp.down.in_features,
         gelu=mlp.activation == "gelu",
     )
 

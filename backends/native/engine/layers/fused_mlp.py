@@ -11,7 +11,8 @@ from backends.native.engine.layers.comparison import Routine
 from backends.native.engine.layers.fusion import Projections, alike, is_linear, place_of
 from backends.native.engine.layers.routines import find_routine
 
-_PROJECTIONS = ("gate_proj", "up_proj")
+_NAMES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
+"""What models call the projections: gate, up and down."""
 _ACTIVATIONS = ("silu", "gelu")  # GELU by its tanh approximation
 
 
@@ -20,14 +21,19 @@ class FusedMLP(Projections):
 
     Args:
         module: the model's own.
+        names: of its linear layers.
         activation: `silu` or `gelu`.
         activate: the compiled pass (`src/gated_activation.h`, `triton_layers`).
         join: whether gate and up may be joined.
     """
 
-    def __init__(self, module: Any, activation: str, activate: Routine, *, join: bool) -> None:
-        super().__init__({name: getattr(module, name) for name in _PROJECTIONS}, "gate_up_proj" if join else "")
-        self.down_proj = module.down_proj
+    def __init__(
+        self, module: Any, names: tuple[str, str, str], activation: str, activate: Routine, *, join: bool
+    ) -> None:
+        gate, up, down = names
+        super().__init__({name: getattr(module, name) for name in (gate, up)}, "gate_up_proj" if join else "")
+        self._down = down
+        setattr(self, down, getattr(module, down))
         self.activation = activation
         self._activate = activate
 
@@ -39,10 +45,10 @@ class FusedMLP(Projections):
             module: any module. Which activation it has is found by comparing its output with each of ours.
             join: whether its linear layers may be joined.
         """
-        parts = [getattr(module, name, None) for name in (*_PROJECTIONS, "down_proj")]
-        if not all(is_linear(part) for part in parts):
+        names = next((each for each in _NAMES if all(is_linear(getattr(module, name, None)) for name in each)), None)
+        if names is None:
             return None
-        gate, up = module.gate_proj, module.up_proj
+        gate, up = (getattr(module, name) for name in names[:2])
         device, dtype = place_of(gate)
         if (gate.in_features, gate.out_features) != (up.in_features, up.out_features):
             return None
@@ -50,23 +56,26 @@ class FusedMLP(Projections):
         # functions two.
         for activation in _ACTIVATIONS:
             activate = find_routine(f"{activation}_and_mul", device, dtype)
-            fused = cls(module, activation, activate, join=join) if activate is not None else None
-            if fused is not None and _is_equal(module, fused, device, dtype):
+            fused = cls(module, names, activation, activate, join=join) if activate is not None else None
+            if fused is not None and _is_equal(module, fused, gate.in_features, device, dtype):
                 return fused
         return None
+
+    @property
+    def down(self) -> Any:
+        """The linear layer behind the activation."""
+        return getattr(self, self._down)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] to the same."""
         # Each row of the projection: the gate's numbers, then as many of up.
-        product: Tensor = self.down_proj(self._activate(self.project(rows)))
+        product: Tensor = self.down(self._activate(self.project(rows)))
         return product
 
 
-def _is_equal(module: Any, fused: FusedMLP, device: torch.device, dtype: torch.dtype) -> bool:
+def _is_equal(module: Any, fused: FusedMLP, width: int, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether both give the same for an ordinary row, and for one so large that a clamp would show."""
-    rows = torch.randn(2, module.gate_proj.in_features, generator=torch.Generator().manual_seed(0)) * torch.tensor(
-        [[1.0], [1e3]]
-    )
+    rows = torch.randn(2, width, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1.0], [1e3]])
     rows = rows.to(device, dtype)
     try:
         expected = module(rows)

@@ -5,6 +5,7 @@ A norm is replaced if it computes what that routine computes; one with another f
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Self
 
 import torch
@@ -31,6 +32,9 @@ class FusedNorm(nn.Module):
         # `variance_epsilon` is the attribute of Llama's RMS norm and its copies, which are most of transformers'.
         weight = getattr(module, "weight", None)
         if not isinstance(weight, Tensor) or weight.dim() != 1 or not hasattr(module, "variance_epsilon"):
+            return None
+        # Some take a gate, too (Mamba 2, gated delta nets).
+        if len(inspect.signature(module.forward).parameters) != 1:
             return None
         routine = find_routine("rms_norm", weight.device, weight.dtype)
         fused = cls(module, routine) if routine else None

@@ -2,13 +2,16 @@
 
 A plain `nn.Linear` has its weight reordered at every call, or is multiplied by a slower routine. For the few rows of a
 decode step the packed layer is up to three times as fast, and with `SkinnyGemm`, where it can be used, half as fast
-again. The product is the same. A packed weight can only be multiplied with, so a model whose code reads `weight` itself
-cannot be packed; the self-check finds such models.
+again. The product is the same. A packed weight can only be multiplied with, so layers whose `weight` the module around
+them reads stay as they are (Mamba's time steps); models that read one otherwise are found by the self-check.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import ast
+import inspect
+import textwrap
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +30,12 @@ _LEAST = 2**12
 _FEWEST_ROWS = 4
 
 
+class PackedWeight(NamedTuple):
+    """What models' code may read of a packed weight."""
+
+    dtype: torch.dtype
+
+
 class PackedLinear(nn.Module):
     """Replaces a linear layer."""
 
@@ -35,6 +44,7 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         # `linear` itself is not kept: with its unpacked weight the model would be in memory twice.
+        self.weight = PackedWeight(linear.weight.dtype)
         self._packed = _reordered(linear.weight.detach())
         self.skinny_gemm = SkinnyGemm.of(linear.weight.detach(), self._packed, self.bias)
 
@@ -63,13 +73,37 @@ def pack_linears(model: Any, least: int = _LEAST) -> None:
         model: the model.
         least: the fewest numbers of a weight that is packed.
     """
+    kinds = {type(module) for module in model.modules()}
+    read = {kind: _layers_whose_weight_is_read(kind) for kind in kinds}
+    kept = {getattr(module, name, None) for module in model.modules() for name in read[type(module)]}
 
     def pack(module: Any) -> PackedLinear | None:
         # `type is`, not `isinstance`: subclasses may multiply otherwise.
         fits = type(module) is nn.Linear and module.weight.numel() >= least and _is_packable(module.weight)
-        return PackedLinear(module) if fits else None
+        return PackedLinear(module) if fits and module not in kept else None
 
     replace_modules(model, pack)
+
+
+def _layers_whose_weight_is_read(kind: Any) -> frozenset[str]:
+    """The names of the children of which `forward` of a class reads the `weight`'s numbers, except for training."""
+    try:
+        source = inspect.getsource(inspect.unwrap(kind.forward))
+    except (OSError, TypeError):  # made without a file
+        return frozenset()
+    waiting: list[ast.AST] = [ast.parse(textwrap.dedent(source))]
+    found = set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "self.training" in ast.unparse(node.test):
+            waiting += node.orelse
+            continue
+        if isinstance(node, ast.Attribute) and node.attr == "dtype":
+            continue
+        if isinstance(node, ast.Attribute) and node.attr == "weight" and isinstance(node.value, ast.Attribute):
+            found.add(node.value.attr)
+        waiting += ast.iter_child_nodes(node)
+    return frozenset(found)
 
 
 def _reordered(weight: Tensor) -> Tensor:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.lora.layers import adapting
-from backends.native.engine.state import griffin, selective_scan
+from backends.native.engine.state import causal_conv, griffin, selective_scan, selective_state
+from backends.native.engine.state.functions import function_of, with_functions
 from backends.native.engine.state.step import Group, StateView, current_groups
 
 # What modules call on transformers' cache for recurrent state, and the names that they give the cache.
@@ -42,7 +43,7 @@ def separate_sequences(model: Any) -> bool:
             module.layer_idx = index
         if not hasattr(module, _MARK):
             setattr(module, _MARK, True)
-            module.forward = partial(_forward, module, module.forward, inspect.signature(module.forward))
+            module.forward = partial(_forward, module, _own_forward(module), inspect.signature(module.forward))
     return bool(mixers)
 
 
@@ -55,6 +56,17 @@ def _names_in(module: nn.Module) -> tuple[str, ...]:
     """What the code of a module's forward refers to."""
     names: tuple[str, ...] = inspect.unwrap(type(module).forward).__code__.co_names
     return names
+
+
+def _own_forward(module: Any) -> Callable[..., Any]:
+    """The forward of a module, with our convolution and recurrence in decode."""
+    forward: Callable[..., Any] = module.forward
+    ours = {causal_conv.NAME: causal_conv.causal_conv_update} | dict.fromkeys(
+        selective_state.NAMES, selective_state.selective_state_update
+    )
+    used = ours.keys() & set(_names_in(module))
+    found = {name: partial(ours[name], function_of(forward, name)) for name in used}
+    return with_functions(forward, found) if found else forward
 
 
 def _forward(module: Any, own: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Any:
@@ -82,7 +94,8 @@ def _call(
     """Call a module for one group of sequences."""
     if type(module).__name__ == griffin.BLOCK:
         return griffin.forward(module, states, arguments["input_states"], arguments["position_ids"])
-    forward = selective_scan.starting_from(states, module) if selective_scan.NAME in _names_in(module) else own
+    scans = selective_scan.NAME in _names_in(module)
+    forward = selective_scan.starting_from(states, module, own) if scans else own
     cache = next(name for name in _CACHE_NAMES if name in parameters)
     return forward(**arguments | {cache: states})
 

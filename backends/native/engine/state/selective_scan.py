@@ -6,16 +6,15 @@ states come from the group of sequences that a module is called for.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from backends.native.engine.state.functions import with_functions
 from backends.native.engine.state.step import StateView
 
 NAME = "mamba_selective_scan"
@@ -24,17 +23,12 @@ _SPAN = 64
 """Tokens whose discretized inputs, [channels, state] floats each, are made at once."""
 
 
-def starting_from(states: StateView, module: Any) -> Callable[..., Any]:
-    """The forward of a Mamba layer of transformers, with scans that start from its states."""
-    own = inspect.unwrap(type(module).forward)
+def starting_from(states: StateView, module: Any, own: Callable[..., Any]) -> Callable[..., Any]:
+    """`own`, the forward of a Mamba layer of transformers, with scans that start from its states."""
     state = states.get_recurrent_state(module.layer_idx)
     # Zamba scans once for each of its heads, [batch, heads, channels, state].
     initial = iter((state,) if state is None or state.dim() < 4 else state.unbind(1))
-    # A copy of the function with other globals: nothing of transformers is changed for anybody else.
-    names = {**own.__globals__, NAME: partial(selective_scan, initial)}
-    made = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
-    made.__kwdefaults__ = own.__kwdefaults__
-    return MethodType(made, module)
+    return with_functions(own, {NAME: partial(selective_scan, initial)})
 
 
 def selective_scan(

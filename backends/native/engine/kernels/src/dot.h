@@ -1,4 +1,6 @@
 // Dot products over 32-bit words: a word holds one float32 or two neighbouring bfloat16.
+//
+// For vectors of any number of lanes: FLOATS and WORDS have equally many.
 #pragma once
 
 #include "simd.h"
@@ -6,18 +8,23 @@
 struct DotFloat32 : Float32 {
   static constexpr long PER_WORD = 1;
   // sum + a * b, lane by lane.
-  static f32x16 add(f32x16 sum, u32x16 a, u32x16 b) { return sum + (f32x16)a * (f32x16)b; }
+  template <class FLOATS, class WORDS>
+  static FLOATS add(FLOATS sum, WORDS a, WORDS b) {
+    return sum + (FLOATS)a * (FLOATS)b;
+  }
 };
 
 struct DotBFloat16 : BFloat16 {
   static constexpr long PER_WORD = 2;
   // sum + a.low * b.low + a.high * b.high, lane by lane.
-  static f32x16 add(f32x16 sum, u32x16 a, u32x16 b) {
+  template <class FLOATS, class WORDS>
+  static FLOATS add(FLOATS sum, WORDS a, WORDS b) {
 #ifdef __AVX512BF16__
-    return (f32x16)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+    static_assert(sizeof sum == sizeof(__m512));
+    return (FLOATS)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #else
-    sum += (f32x16)(a << 16) * (f32x16)(b << 16);
-    return sum + (f32x16)(a & 0xffff0000u) * (f32x16)(b & 0xffff0000u);
+    sum += (FLOATS)(a << 16) * (FLOATS)(b << 16);
+    return sum + (FLOATS)(a & 0xffff0000u) * (FLOATS)(b & 0xffff0000u);
 #endif
   }
 };

@@ -1,8 +1,10 @@
 // Skinny GEMM: few rows by a weight in oneDNN's blocked order, [outputs / 64, inputs / PER_WORD, 64] words.
 //
 // Strategy: the weight is read once, in order, 64 outputs at a time; that stream bounds a decode step. The sums of up
-// to six rows for 64 outputs fill 24 of the 32 registers of AVX-512. More rows take turns at pieces of the weight of
-// K_PIECE words (64 KB), which stay in the first- or second-level cache between turns.
+// to six rows for 64 outputs fill 24 of the 32 registers of AVX-512; CPUs with less room for sums take as many outputs
+// at a time as they can. More rows take turns at pieces of the weight of K_PIECE words (32 KB), which stay in the
+// first- or second-level cache between turns. Memory must not rest meanwhile, so every turn prefetches its share of the
+// next piece: a CPU's own prefetcher stops when nothing new is read.
 #pragma once
 
 #include "dot.h"
@@ -12,36 +14,78 @@ namespace gemm {
 constexpr long BLOCK = 64;               // outputs that lie together
 constexpr long VECTORS = BLOCK / LANES;  // vectors of one block
 constexpr long TILE = 6;                 // rows whose sums stay in registers
-constexpr long K_PIECE = 256;            // words of a weight's block between turns of tiles
+constexpr long K_PIECE = 128;            // words of a weight's block between turns of tiles
+constexpr long LINE = sizeof(u32x16);    // bytes of a cache line
+constexpr long DISTANCE = 8192;          // bytes that a single turn prefetches ahead
 constexpr long MAX_ROWS = 64;            // MAX_ROWS of gemv.py
 
-// sums[ROWS, VECTORS] += inputs[ROWS, count words] by weight[count, VECTORS]; `stride` words lie between rows.
-template <class Dot, int ROWS>
-void add_tile(const uint32_t* inputs, long stride, const u32x16* weight, long count, f32x16* sums) {
-  f32x16 sum[ROWS][VECTORS];
-  for (int row = 0; row < ROWS; row++)
-    for (int v = 0; v < VECTORS; v++) sum[row][v] = sums[row * VECTORS + v];
-  for (long k = 0; k < count; k++, weight += VECTORS)
-    for (int row = 0; row < ROWS; row++) {
-      const u32x16 input = u32x16{} + inputs[row * stride + k];
-      for (int v = 0; v < VECTORS; v++) sum[row][v] = Dot::add(sum[row][v], weight[v], input);
-    }
-  for (int row = 0; row < ROWS; row++)
-    for (int v = 0; v < VECTORS; v++) sums[row * VECTORS + v] = sum[row][v];
+// A vector that is one register: of wider ones GCC keeps no sums in registers.
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64, SUMS = 24;  // bytes, and how many of the CPU's registers hold sums
+#elif defined(__AVX__)
+constexpr int REGISTER = 32, SUMS = 12;
+#else
+constexpr int REGISTER = 16, SUMS = 24;
+#endif
+typedef float floats __attribute__((vector_size(REGISTER)));
+typedef uint32_t words __attribute__((vector_size(REGISTER)));
+constexpr int PARTS = BLOCK * sizeof(float) / REGISTER;  // registers of one block
+
+// How many registers of a block a tile takes at a time, so that the sums stay in registers.
+constexpr int strip(int rows) {
+  int wide = PARTS;
+  while (rows * wide > SUMS) wide /= 2;
+  return wide;
 }
 
-// The same for any number of rows.
-template <class Dot>
-void add_rows(const uint32_t* inputs, long stride, const u32x16* weight, long count, f32x16* sums, long rows) {
-  for (long row = 0; row < rows; row += TILE, inputs += TILE * stride, sums += TILE * VECTORS)
-    switch (std::min(TILE, rows - row)) {
-      case 1: add_tile<Dot, 1>(inputs, stride, weight, count, sums); break;
-      case 2: add_tile<Dot, 2>(inputs, stride, weight, count, sums); break;
-      case 3: add_tile<Dot, 3>(inputs, stride, weight, count, sums); break;
-      case 4: add_tile<Dot, 4>(inputs, stride, weight, count, sums); break;
-      case 5: add_tile<Dot, 5>(inputs, stride, weight, count, sums); break;
-      case 6: add_tile<Dot, 6>(inputs, stride, weight, count, sums); break;
+// sums[ROWS, PARTS] += inputs[ROWS, count words] by weight[count, PARTS]; `stride` words lie between rows.
+//
+// Prefetches `lines` cache lines a word, from `ahead` on.
+template <class Dot, int ROWS>
+void add_tile(const uint32_t* inputs, long stride, const words* weight, long count, floats* sums, const char* ahead,
+              long lines) {
+  constexpr int WIDE = strip(ROWS);
+  for (int first = 0; first < PARTS; first += WIDE) {
+    floats sum[ROWS][WIDE];
+    for (int row = 0; row < ROWS; row++)
+      for (int part = 0; part < WIDE; part++) sum[row][part] = sums[row * PARTS + first + part];
+    for (long k = 0; k < count; k++) {
+      if (first == 0)
+        for (long line = 0; line < lines; line++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+      for (int row = 0; row < ROWS; row++) {
+        const words input = words{} + inputs[row * stride + k];
+        for (int part = 0; part < WIDE; part++)
+          sum[row][part] = Dot::add(sum[row][part], weight[k * PARTS + first + part], input);
+      }
     }
+    for (int row = 0; row < ROWS; row++)
+      for (int part = 0; part < WIDE; part++) sums[row * PARTS + first + part] = sum[row][part];
+  }
+}
+
+// sums[rows, VECTORS] += inputs[rows, count words] by weight[count, VECTORS], in tiles of nearly equal size.
+//
+// If `prefetch`, what lies behind the weight is read next.
+template <class Dot>
+void add_rows(const uint32_t* inputs, long stride, const u32x16* weight, long count, f32x16* sums, long rows,
+              bool prefetch) {
+  long tiles = (rows + TILE - 1) / TILE;
+  const long lines = prefetch ? (VECTORS + tiles - 1) / tiles : 0;
+  const char* ahead = reinterpret_cast<const char*>(weight) + (tiles > 1 ? count * VECTORS * LINE : DISTANCE);
+  for (; tiles; tiles--) {
+    const long tile = (rows + tiles - 1) / tiles;
+    const auto* from = reinterpret_cast<const words*>(weight);
+    auto* to = reinterpret_cast<floats*>(sums);
+    switch (tile) {
+      case 1: add_tile<Dot, 1>(inputs, stride, from, count, to, ahead, lines); break;
+      case 2: add_tile<Dot, 2>(inputs, stride, from, count, to, ahead, lines); break;
+      case 3: add_tile<Dot, 3>(inputs, stride, from, count, to, ahead, lines); break;
+      case 4: add_tile<Dot, 4>(inputs, stride, from, count, to, ahead, lines); break;
+      case 5: add_tile<Dot, 5>(inputs, stride, from, count, to, ahead, lines); break;
+      case 6: add_tile<Dot, 6>(inputs, stride, from, count, to, ahead, lines); break;
+    }
+    rows -= tile, inputs += tile * stride, sums += tile * VECTORS, ahead += lines * count * LINE;
+  }
 }
 
 // The epilogue of the products in sums[rows, VECTORS]: those of `wide` <= BLOCK outputs from `first` on.
@@ -74,7 +118,7 @@ void multiply(const void* input, const void* packed, const void* bias, const voi
     const u32x16* weight = static_cast<const u32x16*>(packed) + block * length * VECTORS;
     for (long k = 0; k < length; k += piece)
       add_rows<Dot>(static_cast<const uint32_t*>(input) + k, length, weight + k * VECTORS, std::min(piece, length - k),
-                    sums, rows);
+                    sums, rows, true);
     finish<Dot>(sums, rows, block * BLOCK, BLOCK, outputs, bias, residual, output);
   }
 }

@@ -41,7 +41,8 @@ def test_products_equal_those_in_float64(
     weight = torch.randn(outputs, inputs).to(dtype)
     added = torch.randn(outputs).to(dtype) if bias else None
     product = of(weight, added)
-    for count in range(1, 25):
+    # Every size of a tile, and several tiles; of float32 the most rows, too.
+    for count in (*range(1, 25), *([63, 64] if dtype == torch.float32 else [])):
         rows = torch.randn(count, inputs).to(dtype)
         expected = functional.linear(rows.double(), weight.double(), None if added is None else added.double())
         assert product.takes(rows)
@@ -75,7 +76,7 @@ def test_nan_stays_nan() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [torch.zeros(25, 64), torch.zeros(0, 64), torch.zeros(2, 32), torch.zeros(1, 64).half()]
+    "rows", [torch.zeros(65, 64), torch.zeros(0, 64), torch.zeros(2, 32), torch.zeros(1, 64).half()]
 )
 def test_rows_of_other_counts_widths_and_dtypes_are_not_taken(rows: torch.Tensor) -> None:
     assert not of(torch.zeros(64, 64), None).takes(rows)

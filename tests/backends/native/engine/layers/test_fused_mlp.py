@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
+from transformers import Lfm2Config, LlamaConfig
+from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from backends.native.engine.layers.fused_mlp import FusedMLP
@@ -31,6 +32,18 @@ def test_it_equals_the_models_own(dtype: torch.dtype, act: str, shape: tuple[int
     fused = FusedMLP.of(plain)
     assert fused is not None
     assert alike(plain(rows), fused(rows))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("join", [True, False])
+def test_other_names_of_the_projections(join: bool) -> None:
+    torch.manual_seed(0)
+    config = Lfm2Config(hidden_size=48, intermediate_size=96, block_auto_adjust_ff_dim=False)
+    plain, rows = Lfm2MLP(config), torch.randn(3, 48)
+    fused = FusedMLP.of(plain, join=join)
+    assert fused is not None
+    assert alike(plain(rows), fused(rows))
+    assert {name for name, _ in fused.named_children()} == ({"gate_up_proj", "w2"} if join else {"w1", "w2", "w3"})
 
 
 @torch.inference_mode()

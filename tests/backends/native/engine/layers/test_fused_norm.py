@@ -41,6 +41,14 @@ def test_it_equals_the_models_own(dtype: torch.dtype, tolerance: float, shape: t
     torch.testing.assert_close(found, plain(rows), rtol=tolerance, atol=tolerance)
 
 
+def test_a_norm_with_a_gate_is_left_alone() -> None:
+    class Gated(LlamaRMSNorm):
+        def forward(self, rows: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+            return super().forward(rows if gate is None else rows * gate)
+
+    assert FusedNorm.of(Gated(8)) is None
+
+
 @torch.inference_mode()
 def test_rows_that_are_not_contiguous() -> None:
     plain, rows = norm(24), torch.randn(5, 24, 2)[..., 1]

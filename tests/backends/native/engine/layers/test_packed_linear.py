@@ -49,6 +49,32 @@ def test_small_weights_are_left_alone() -> None:
     assert [type(part) for part in model.values()] == [nn.Linear, PackedLinear]
 
 
+class Around(nn.Module):
+    """Reads weights as Mamba does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.cast, self.fused = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.training and rows.dim() == 1:
+            return rows @ self.fused.weight.T
+        made = self.fused(self.cast(rows.to(self.cast.weight.dtype)))
+        return made @ self.read.weight.T
+
+
+def test_layers_whose_numbers_the_module_around_them_reads_are_left_alone() -> None:
+    model, rows = nn.Sequential(Around().eval()), torch.randn(3, 8)
+    expected = model(rows)
+    pack_linears(model, least=1)
+    assert {name: type(part) for name, part in model[0].named_children()} == {
+        "read": nn.Linear,
+        "cast": PackedLinear,
+        "fused": PackedLinear,
+    }
+    torch.testing.assert_close(model(rows), expected)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_packed_model_answers_as_generate_does(family: str) -> None:
     runner = packed_runner(family)
