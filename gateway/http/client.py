@@ -9,11 +9,14 @@ client that leaves or for back-pressure. Our own server's connections are client
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from litestar.types import HTTPScope, Receive, Send
 
 from gateway.http.disconnect import PendingMessage
+
+if TYPE_CHECKING:
+    from gateway.http.accounting import RequestAccount
 
 FLOW_EXTENSION = "interlingua.flow"
 """The scope's extension whose `flow` is the connection's `Flow`."""
@@ -42,9 +45,12 @@ class Client(Protocol):
 
     Attributes:
         headers: the request's as text, by name, if they are known already; None: they are to be decoded.
+        account: of a request that was begun without a task (`gateway.http.direct`) and is to go on in one; None: of a
+            new one.
     """
 
     headers: Mapping[str, str] | None
+    account: RequestAccount | None
 
     @property
     def flow(self) -> Flow | None:
@@ -100,6 +106,7 @@ class AsgiClient:
         self.send = send
         self.flow = flow
         self.headers: Mapping[str, str] | None = None
+        self.account: RequestAccount | None = None
         self._pending: PendingMessage | None = None
 
     @classmethod
