@@ -278,7 +278,7 @@ class RemoteBackend:
         """An exchange without a task (`backends.direct`)."""
         if self._direct is None or request.overflow != "refuse":
             return None
-        return self._direct.exchange(self._without_lacking(self._with_remote_model(request)))
+        return self._direct.exchange(self._with_remote_model(request) if self._options.models else request)
 
     async def answer(self, request: Generate) -> Events:
         """Send a request that is not for a stream, and return all events of its answer."""

@@ -98,9 +98,13 @@ class RemoteExchange:
         return self._begun.going_on
 
     def _ended(self) -> None:
-        asking, begun = self._asking, self._begun
+        asking, begun, take = self._asking, self._begun, self._take
+        del self._take  # which has this exchange: no circle is left to the garbage collector
         body = begun.take_whole()
-        answer = None if body is None else asking.relay.relayed_whole(body)
+        try:
+            answer = None if body is None else asking.relay.relayed_whole(body)
+        except Exception:  # whatever it is, the task finds it, too
+            answer = None
         if answer is not None:
             begun.finish()
             asking.budget.deposit()
@@ -108,4 +112,4 @@ class RemoteExchange:
             asking.breaker.record_success()
         elif body is not None:
             begun.give_back(body)
-        self._take(answer)
+        take(answer)

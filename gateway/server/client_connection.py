@@ -189,7 +189,8 @@ class ClientConnection(HttpToolsProtocol):
             # The client may send the body that it has announced, or not: what comes next is not known.
             self.transport.close()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._input:
             self._parse()
 

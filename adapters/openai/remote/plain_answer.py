@@ -7,16 +7,8 @@ from __future__ import annotations
 
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.decode_answer import decode_answer, read_finish, read_usage
-from adapters.openai.remote.encode_request import relays_answer
 from adapters.optional import RelayedWhole
 from schemas.errors import GatewayError
-from schemas.ir import Generate
-
-
-def relays_plain_answer(dialect: Dialect, request: Generate) -> bool:
-    """Whether the answer to a request is one of these."""
-    is_one = not request.stream and request.n == 1 and len(request.prompts) == 1
-    return is_one and not (request.logprobs or request.prompt_logprobs) and relays_answer(dialect, request)
 
 
 def read_plain_answer(dialect: Dialect, body: bytes) -> RelayedWhole | None:

@@ -135,7 +135,7 @@ class Lane:
     def _enter(self, account: RequestAccount, request: Generate, endpoint: str) -> bool:
         """Count a request for its limits; False: a task is to refuse it, or to wait for that."""
         service, key, shares = self._service, account.key, self._service.shares
-        if key is not None and not key.may_ask(endpoint):
+        if key is not None and key.endpoints != ("*",) and not key.may_ask(endpoint):
             return False
         if shares is not None:
             try:
