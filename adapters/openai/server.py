@@ -158,7 +158,8 @@ class OpenAIServer:
         dialect = self._dialect
         if route.kind == "relay":  # the body may be a form
             return read_relay(dialect, route.name, body, call)
-        if (plain := self.read_plain(route, body, call)) is not None:
+        # Azure's paths name the deployment, whatever `model` the body has.
+        if (plain := self._plain_chats.read(route.name, body, call, call.path.get("name"))) is not None:
             return plain
         fields, name = parse(body), route.name
         if name == INVOCATIONS and isinstance(fields, dict):
@@ -183,8 +184,7 @@ class OpenAIServer:
         return read_embed(dialect, embedded, origin, call, extra)
 
     def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
-        """A plain chat."""
-        # Azure's paths name the deployment, whatever `model` the body has.
+        """A plain chat, as `decode` reads it."""
         return self._plain_chats.read(route.name, body, call, call.path.get("name"))
 
     def encoder(self, request: Generate) -> StreamEncoder:
