@@ -9,14 +9,11 @@ client that leaves or for back-pressure. Our own server's connections are client
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from litestar.types import HTTPScope, Receive, Send
 
 from gateway.http.disconnect import PendingMessage
-
-if TYPE_CHECKING:
-    from gateway.http.accounting import RequestAccount
 
 FLOW_EXTENSION = "interlingua.flow"
 """The scope's extension whose `flow` is the connection's `Flow`."""
@@ -50,7 +47,7 @@ class Client(Protocol):
     """
 
     headers: Mapping[str, str] | None
-    account: RequestAccount | None
+    account: Any  # a `RequestAccount`, of a module above this one
 
     @property
     def flow(self) -> Flow | None:
@@ -106,7 +103,7 @@ class AsgiClient:
         self.send = send
         self.flow = flow
         self.headers: Mapping[str, str] | None = None
-        self.account: RequestAccount | None = None
+        self.account: Any = None
         self._pending: PendingMessage | None = None
 
     @classmethod

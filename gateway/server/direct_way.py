@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from gateway.http.accounting import RequestAccount
 from gateway.http.direct.lane import Lane
-from gateway.http.direct.request import DirectRequest
+from gateway.http.direct.request import DirectRequest, Wrap
 from gateway.http.entrance import Entrance
 from gateway.server.request_head import Framing, Head
-from gateway.server.scope import scope_of
+from gateway.server.scope import Connected, scope_of
 
-if TYPE_CHECKING:
-    from gateway.server.client_connection import ClientConnection
+
+class Answering(Connected, Protocol):
+    """A client's connection that also begins tasks."""
+
+    transport: Any
+    server_state: Any
+
+    def begin(self, head: Head, begun: tuple[RequestAccount, Wrap] | None = None) -> None:
+        """Begin a request in a task, or go on with one."""
+        ...
+
+    def pass_on(self, body: bytes, *, is_last: bool) -> None:
+        """Pass on a piece of its body."""
+        ...
+
+    def on_response_complete(self) -> None:
+        """Go on with the next request."""
+        ...
 
 
 class DirectWay:
@@ -29,7 +46,7 @@ class DirectWay:
 
     __slots__ = ("_connection", "_entrance", "begun")
 
-    def __init__(self, connection: ClientConnection, entrance: Entrance | None) -> None:
+    def __init__(self, connection: Answering, entrance: Entrance | None) -> None:
         self._connection = connection
         self._entrance = entrance
         self.begun: tuple[DirectRequest, Head, bytes] | None = None

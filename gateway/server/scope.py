@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from gateway.http.client import FLOW_EXTENSION
 from gateway.http.entrance import CERTIFICATE_EXTENSION
 from gateway.server.request_head import Head, origin_form
 
-if TYPE_CHECKING:
-    from gateway.server.client_connection import ClientConnection
+
+class Connected(Protocol):
+    """A client's connection: uvicorn's, with the certificate as in `CERTIFICATE_EXTENSION`; None: without TLS."""
+
+    flow: Any
+    server: Any
+    client: Any
+    scheme: Any
+    root_path: Any
+    app_state: Any
+    certificate: dict[str, Any] | None
 
 
-def scope_of(connection: ClientConnection, head: Head) -> Any:
+def scope_of(connection: Connected, head: Head) -> Any:
     """ASGI's scope of the request with a head."""
     target = head.target if head.target.startswith(b"/") else origin_form(head.target)
     raw_path, _, query = target.partition(b"?")
