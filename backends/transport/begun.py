@@ -15,11 +15,11 @@ from backends.transport.connection import Connection
 if TYPE_CHECKING:
     from backends.transport.pool import Pool
 
-JSON = b"application/json"
+_JSON = b"application/json"
 
 
 class BegunExchange:
-    """An idle connection that is lent to a request. `send`, `put_back` or `drop` must follow.
+    """An idle connection that is lent to a request. `send` or `put_back` must follow.
 
     Args:
         pool: lends the connection.
@@ -65,7 +65,7 @@ class BegunExchange:
                 media_type = value
             elif name == b"content-encoding":
                 return None
-        if media_type != JSON and (media_type or b"").partition(b";")[0].strip().lower() != JSON:
+        if media_type != _JSON and (media_type or b"").partition(b";")[0].strip().lower() != _JSON:
             return None
         return connection.take_whole(self._limit)
 
