@@ -15,7 +15,7 @@ from adapters.base import (
     StreamEncoder,
 )
 from adapters.objects import Follow, Steps
-from schemas.ir import Embed, Embeddings, Events, Generate
+from schemas.ir import Embed, Embeddings, Events, FinishReason, Generate, Usage
 from schemas.origin import Relay
 from schemas.scores import Score, Scores
 
@@ -47,6 +47,39 @@ class RunDecoder(Protocol):
 
     def run(self, data: bytes) -> Events:
         """The events of bytes that add texts and nothing else; () of others, which are to be fed. Never fails."""
+        ...
+
+
+class RelayedWhole(msgspec.Struct, frozen=True):
+    """A whole answer that is sent on as it came: its body, and what of it is counted."""
+
+    body: bytes
+    reason: FinishReason
+    usage: Usage
+
+
+@runtime_checkable
+class WholeRelay(Protocol):
+    """The part of a client codec for plain answers that its own clients get as they came."""
+
+    def relays_whole(self, request: Generate) -> bool:
+        """Whether the answer to a request is one."""
+        ...
+
+    def relayed_whole(self, body: bytes) -> RelayedWhole | None:
+        """The answer in a body of JSON with status 200; None: it is not plain, or to be refused by `decode`."""
+        ...
+
+
+@runtime_checkable
+class PlainCodec(Protocol):
+    """The part of a server codec that reads the plain requests of a protocol in one step."""
+
+    def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
+        """The request that `ServerCodec.decode` would read; None: that is to read or to refuse it.
+
+        No plain request has fields that are unknown, kept or without effect.
+        """
         ...
 
 

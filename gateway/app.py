@@ -29,6 +29,7 @@ from gateway.http.api.usage import organization
 from gateway.http.api.usage import routes as usage
 from gateway.http.batches.handler import BatchWork
 from gateway.http.console import routes as console
+from gateway.http.direct.lane import Lane
 from gateway.http.entrance import BrowserGuard, Entrance, cors
 from gateway.http.routes import not_allowed, not_found, over_asgi, protocols, refuser, role_of
 from gateway.mounts import Mounts
@@ -82,6 +83,7 @@ def create_app(
         None if keys.required else BrowserGuard(config.server),
         app.route_handler_method_map,
         refuser(mounts, service),
+        functools.partial(Lane.of, service, mounts),
         answers_preflights=app.cors_config is not None,
         server=config.server,
         role_of=functools.partial(role_of, mounts, app.route_handler_method_map),

@@ -148,6 +148,10 @@ class Service:
                 return Health(health.status, f"{name}: {health.detail or health.status}")
         return Health("ready")
 
+    def is_ready(self, backend: str) -> bool:
+        """Whether a backend can answer now."""
+        return self._health[backend].status == "ready"
+
     async def ready(self, backend: str, *, wait: bool) -> None:
         """Return once a backend can answer.
 
@@ -171,10 +175,9 @@ class Service:
         while self._health[backend].status == "loading" and left > 0:
             await asyncio.sleep(_POLL_INTERVAL)
             left -= _POLL_INTERVAL
-        health = self._health[backend]
-        if health.status == "loading":
+        if (status := self._health[backend].status) == "loading":
             raise BackendUnavailable("The model is still loading.", retry_after=1.0)
-        if health.status == "failed":
+        if status == "failed":
             raise BackendUnavailable("The model cannot be reached.")
 
     def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
@@ -203,7 +206,7 @@ class Service:
         if key is not None and not key.may_ask(endpoint):
             raise Forbidden(f"This key may not ask the endpoint '{endpoint}'.")
         user = request.user if isinstance(request, Generate | Embed) else None
-        rules = self._rules.of(key, endpoint, user)
+        rules = self.rules.of(key, endpoint, user)
         if rules is None:
             return None
         return await self.limiter.enter(rules, estimated_tokens(request) if rules.by_tokens else 0)
@@ -267,8 +270,7 @@ class Service:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        # A stack closes the last one first. Order: background work, which uses backends; then the backends; last the
-        # stores that all of these write to.
+        # A stack closes the last one first: background work, which uses backends; then these; last the stores.
         async with AsyncExitStack() as closing:
             closing.callback(self.metrics.close)
             if self.shared is not None:
@@ -337,14 +339,13 @@ class Service:
             self._said = ""
 
     async def _check_health(self) -> None:
-        # An update waits for the health of the last check: it comes into force one check later at most. `router.stop`
-        # reads what guardrails of all workers have stopped.
+        # An update waits for the last check's health, one check at most. `stop` reads what all workers have stopped.
         await self._live.settle(self._health)
         self.refresh()
         self._stop_arms()
         if self._is_changeable and await self.ramps.move():
             self.refresh()
-        # A backend whose start failed is not asked: the error of its start is its health until it has started.
+        # Of a backend whose start failed, which is not asked, that is its health until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
         self.metrics.note_health(health)
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
@@ -367,7 +368,7 @@ class Service:
         endpoints = {name: found.serving for name, found in deployments.items()}
         answers = self.shared.answers if self.shared is not None else in_memory
         self.router = Router(endpoints, self.backends, self._filters, answers)
-        self._rules = RuleTable({name: found.serving.limits for name, found in deployments.items()})
+        self.rules = RuleTable({name: found.serving.limits for name, found in deployments.items()})
         # Only what a cache answers is worth keeping.
         has_cache = any(found.serving.cache is not None for found in deployments.values())
         self.decoded = DecodedRequests() if has_cache else None

@@ -7,8 +7,10 @@ from adapters.openai.dialects import Dialect
 from adapters.openai.relay import relayed_operations, write_relay
 from adapters.openai.remote.decode_answer import StreamReader, read_answer
 from adapters.openai.remote.embeddings import read_embeddings, write_embed
-from adapters.openai.remote.encode_request import is_chat_call, same_dialect, write_body
+from adapters.openai.remote.encode_request import is_chat_call, relays_answer, same_dialect, write_body
 from adapters.openai.remote.failures import remote_failure
+from adapters.openai.remote.plain_answer import read_plain_answer
+from adapters.optional import RelayedWhole
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
 from schemas.left_out import PLACES, left_out
@@ -42,6 +44,15 @@ class OpenAIClient:
     def decode(self, request: Generate, reply: Reply) -> Events:
         """The whole answer to `request`, as the complete stream of its events."""
         return read_answer(self._dialect, request, reply)
+
+    def relays_whole(self, request: Generate) -> bool:
+        """Whether the client speaks this dialect, and nothing of its answer is read but the end and the usage."""
+        is_one = not request.stream and request.n == 1 and len(request.prompts) == 1
+        return is_one and not (request.logprobs or request.prompt_logprobs) and relays_answer(self._dialect, request)
+
+    def relayed_whole(self, body: bytes) -> RelayedWhole | None:
+        """The end and the usage of a plain answer."""
+        return read_plain_answer(self._dialect, body)
 
     def encode_embed(self, request: Embed) -> Outbound:
         """Write a request for embeddings."""

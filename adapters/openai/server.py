@@ -191,6 +191,10 @@ class OpenAIServer:
         embedded, extra = read_fields(dialect, fields, requests.EmbeddingRequest)
         return read_embed(dialect, embedded, origin, call, extra)
 
+    def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
+        """A plain chat, as `decode` reads it."""
+        return self._plain_chats.read(route.name, body, call, call.path.get("name"))
+
     def encoder(self, request: Generate) -> StreamEncoder:
         """A writer for the streamed answer to `request`: a chat, a completion or a response."""
         created = int(self._now())

@@ -6,6 +6,7 @@ Each attempt is reported to its observer (`backends.observation`): when it is se
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from backends.observation import Attempt, Upstream, attempt
 from backends.remote.event_stream import EventStream
 from backends.remote.resilience.breaker import Breaker
 from backends.transport import Exchanger, Response
-from schemas.errors import BackendFailed, Fault, GatewayError, UnsupportedOperation
+from schemas.errors import BackendFailed, Fault, GatewayError, UnsupportedFeature, UnsupportedOperation
 from schemas.ir import Embed, Events, Generate
 from schemas.origin import Relay
 
@@ -49,6 +50,26 @@ def addressed(outbound: Outbound, request: Generate | Embed | Relay, prefix: str
         choices = len(request.prompts) * (request.best_of or request.n)
         tokens += choices * (request.stopping.max_new_tokens or _USUAL_ANSWER)
     return replace(outbound, path=prefix + outbound.path, flow=request.flow, tokens=tokens)
+
+
+def encoded(codecs: Sequence[Spoken], request: Generate) -> tuple[ClientCodec, Outbound]:
+    """Encode with the first codec that can express the request.
+
+    Raises:
+        schemas.errors.UnsupportedFeature: none can; the first one's refusal.
+    """
+    refusal: UnsupportedFeature | None = None
+    for codec, prefix, model in codecs:
+        unnamed = model is not None and not request.model_given
+        try:
+            outbound = codec.encode(replace(request, model=model) if unnamed else request)
+        except UnsupportedFeature as error:
+            # The first codec is the most expressive, so its refusal names what is really missing.
+            refusal = refusal or error
+            continue
+        return codec, addressed(outbound, request, prefix)
+    assert refusal is not None
+    raise refusal
 
 
 class Opened(msgspec.Struct, frozen=True, eq=False):

@@ -16,22 +16,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from adapters.base import ClientCodec, Outbound, Reply
+from adapters.base import Reply
 from adapters.optional import EmbeddingCodec, RelayCodec
 from backends.base import Capabilities, Feature, Health, Sink
 from backends.observation import Upstream, retried
 from backends.prompts import as_asked
-from backends.remote.asking import Asking, Opened, Spoken, addressed
+from backends.remote.asking import Asking, Opened, Spoken, addressed, encoded
 from backends.remote.connect import Connected, Connecting, connect
 from backends.remote.context.lengths import ContextLengths, Telling
 from backends.remote.context.shortening import Shortening
 from backends.remote.diagnosis import Diagnosis
+from backends.remote.direct import DirectAsking, RemoteExchange
 from backends.remote.id_source import id_source, marked
 from backends.remote.options import RemoteOptions
 from backends.remote.resilience.breaker import Breaker
 from backends.remote.resilience.health_check import HealthCheck
 from backends.remote.resilience.retry import Retrier
 from backends.transport import split_url
+from backends.transport.begun import begun
 from backends.transport.url import port_of
 from backends.truncation import shorter_requests
 from schemas.errors import (
@@ -92,6 +94,7 @@ class RemoteBackend:
         self.name = name
         self._options = msgspec.convert(options, RemoteOptions)
         self._codecs = codecs
+        self._encode = partial(encoded, codecs)
         self._embeddings = embeddings
         self._relay = relay
         self._health_path = health
@@ -104,6 +107,7 @@ class RemoteBackend:
         self._shortening: Shortening | None = None
         self._connected: Connected | None = None
         self._asking: Asking | None = None
+        self._direct: DirectAsking | None = None
         self._health_check: HealthCheck | None = None
         self._retokeniser: Retokeniser | None = None
         # Servers that take chats render them themselves.
@@ -146,6 +150,9 @@ class RemoteBackend:
                 await self._load_template()
             lengths = ContextLengths(connected.checks, self._options.context_length, self._telling)
             self._shortening = Shortening(lengths, self._retokeniser, self._chat)
+            if self._retokeniser is None and self._chat is None and self._options.raw_text != "as_chat":
+                whole, budget = self._options.timeouts.whole, self._retrier.budget
+                self._direct = DirectAsking.of(connected.requests, self._codecs, upstream, self._breaker, budget, whole)
         except (ValueError, OSError) as error:
             self._start_error = f"backends.{self.name}: {error}"
             raise BackendUnavailable(self._start_error) from None
@@ -267,6 +274,12 @@ class RemoteBackend:
         finally:
             opened.leave()
 
+    def exchange(self, request: Generate) -> RemoteExchange | None:
+        """An exchange without a task (`backends.direct`)."""
+        if self._direct is None or request.overflow != "refuse":
+            return None
+        return self._direct.exchange(self._with_remote_model(request) if self._options.models else request)
+
     async def answer(self, request: Generate) -> Events:
         """Send a request that is not for a stream, and return all events of its answer."""
         opened, reader = await self._begun(request)
@@ -285,6 +298,8 @@ class RemoteBackend:
         timeouts = self._options.timeouts
         # Set before the retries, so that waiting for a connection, pauses and all attempts share one deadline.
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
+        if (sent := begun()) is not None:
+            deadline = min(deadline, sent.deadline)
         try:
             # Retries end here: once there are events, another attempt would generate a second answer.
             return await self._begin(request, deadline)
@@ -373,21 +388,6 @@ class RemoteBackend:
             return request
         given = {"model_given": True} if isinstance(request, Generate) else {}
         return msgspec.structs.replace(request, model=model, **given)
-
-    def _encode(self, request: Generate) -> tuple[ClientCodec, Outbound]:
-        """Encode with the first codec that can express the request; if none can, raise the first one's refusal."""
-        refusal: UnsupportedFeature | None = None
-        for codec, prefix, model in self._codecs:
-            unnamed = model is not None and not request.model_given
-            try:
-                outbound = codec.encode(msgspec.structs.replace(request, model=model) if unnamed else request)
-            except UnsupportedFeature as error:
-                # The first codec is the most expressive, so its refusal names what is really missing.
-                refusal = refusal or error
-                continue
-            return codec, addressed(outbound, request, prefix)
-        assert refusal is not None
-        raise refusal
 
     @property
     def _started(self) -> Asking:

@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from adapters.base import Headers, Outbound, Reply
+from backends.transport.begun import BegunExchange, begun
 from backends.transport.connection import Connection
 from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
@@ -126,10 +127,22 @@ class Transport:
         # Serialized at the call: a path or header that cannot be sent fails before a connection is borrowed.
         return self._send(self._serialize(request), deadline, request)
 
+    def begin(self, request: Outbound) -> BegunExchange | None:
+        """Lend an idle connection to a request that is to be sent without a task; None: there is none."""
+        if self._redirects:
+            return None
+        data = self._serialize(request)
+        connection = self.pool.take_idle()
+        return None if connection is None else BegunExchange(self.pool, connection, data, self._limits.body)
+
     async def _send(self, data: bytes, deadline: float | None, request: Outbound) -> Response:
-        connection = await self.pool.acquire(deadline, request.flow, request.tokens)
+        connection = None if (ours := begun()) is None else ours.connection_for(data, self.pool)
+        was_sent = connection is not None
+        if connection is None:
+            connection = await self.pool.acquire(deadline, request.flow, request.tokens)
         try:
-            connection.send(data)
+            if not was_sent:
+                connection.send(data)
             try:
                 await connection.receive_head(deadline)
             except BackendUnavailable:

@@ -30,9 +30,10 @@ RawHeaders = list[tuple[bytes, bytes]]
 class Connection(asyncio.Protocol):
     """A connection, which its pool lends to one exchange after another.
 
-    `status` and `headers` are those of the response being read. `idle_since` is the time, of the event loop's clock, at
-    which the pool got the connection back. `take` gets the bytes of this response's body for which `read` waits: it
-    returns the deadline of the next ones, or None if `read` is to return these.
+    `status` and `headers` are those of the response being read. `time` is the event loop's clock, `idle_since` when the
+    pool got the connection back. `take` gets the bytes of this response's body for which `read` waits: it returns the
+    deadline of the next ones, or None if `read` is to return these. `ended` is called, once and instead of waking
+    anybody, when there is nothing more to wait for (`expect_end`).
 
     Args:
         limits: bounds on what is read.
@@ -50,6 +51,7 @@ class Connection(asyncio.Protocol):
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
         # One parser reads all responses of the connection, so it also sees bytes that come after a complete response.
         self._parser = httptools.HttpResponseParser(self)
         self._socket: asyncio.Transport | None = None
@@ -77,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._failure: GatewayError | None = None
         self.take: Callable[[bytes], float | None] | None = None
+        self.ended: Callable[[], None] | None = None
 
     # --- for an exchange --------------------------------------------------------------------------------------------
 
@@ -104,6 +107,11 @@ class Connection(asyncio.Protocol):
             self._failure = _reset_by_peer()
         else:
             self._socket.write(data)
+
+    def expect_end(self, ended: Callable[[], None], deadline: float) -> None:
+        """Call `ended` once the response is complete, has failed, is too large to wait for as a whole, or is late."""
+        self.ended = ended
+        self._set_deadline(deadline)
 
     async def receive_head(self, deadline: float | None) -> None:
         """Return once `status` and `headers` have arrived.
@@ -147,6 +155,15 @@ class Connection(asyncio.Protocol):
         self._chunks.clear()
         self._buffered = 0
         return data
+
+    def put_back(self) -> None:
+        """Return the connection to its pool unused."""
+        self._on_idle(self)
+
+    def give_back(self, body: bytes) -> None:
+        """Undo `take_whole`: the body is to be read."""
+        self._chunks.append(body)
+        self._buffered = len(body)
 
     def release(self) -> None:
         """End the exchange. Unless the response is complete, the socket is closed: that tells the upstream to stop."""
@@ -209,7 +226,10 @@ class Connection(asyncio.Protocol):
         elif self._buffered > self._limits.buffered and not self._paused and self._socket is not None:
             self._paused = True
             self._socket.pause_reading()
-        if self.take is None or not self._taken(self.take):
+        if self.ended is not None:
+            if self._complete or self._failure is not None or self._paused:
+                self._end()
+        elif self.take is None or not self._taken(self.take):
             self._notify()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -229,7 +249,10 @@ class Connection(asyncio.Protocol):
         # Cleared before the pool is called, so that the pool and the waiter see a closed connection.
         self._socket = None
         self._on_closed(self)
-        self._notify()
+        if self.ended is not None:
+            self._end()
+        else:
+            self._notify()
 
     def _taken(self, take: Callable[[bytes], float | None]) -> bool:
         """Offer what has come of the body, if all that came before was read and more will come."""
@@ -317,11 +340,14 @@ class Connection(asyncio.Protocol):
     def _wait(self, deadline: float | None) -> asyncio.Future[None]:
         """A future that is done once more has arrived, and fails at the deadline."""
         self._waiter = self._loop.create_future()
+        self._set_deadline(deadline)
+        return self._waiter
+
+    def _set_deadline(self, deadline: float | None) -> None:
         self._deadline = deadline
         # A later deadline needs no work here: `_on_timer` finds it when the armed timer fires.
         if deadline is not None and (self._deadline_timer is None or deadline < self._deadline_timer.when()):
             self._arm_timer(deadline)
-        return self._waiter
 
     def _arm_timer(self, deadline: float) -> None:
         if self._deadline_timer is not None:
@@ -336,12 +362,20 @@ class Connection(asyncio.Protocol):
         """
         # The exchange may have ended or nobody may wait at this moment; then the next `_wait` arms a timer.
         self._deadline_timer = None
-        if self._waiter is None or self._waiter.done() or self._deadline is None:
+        waits = self.ended is not None or (self._waiter is not None and not self._waiter.done())
+        if not waits or self._deadline is None:
             return
         if self._loop.time() < self._deadline:
             self._arm_timer(self._deadline)
-        else:
+        elif self.ended is not None:
+            self._end()
+        elif self._waiter is not None:
             self._waiter.set_exception(BackendTimeout("The backend did not answer in time.", fault=Fault.TIMEOUT))
+
+    def _end(self) -> None:
+        ended, self.ended = self.ended, None
+        assert ended is not None
+        ended()
 
     def _notify(self) -> None:
         # `done`: the waiter timed out, was cancelled with its task, or was woken by an earlier callback of this turn.

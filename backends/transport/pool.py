@@ -65,7 +65,7 @@ class Pool:
             schemas.errors.GatewayError: there is none, or not by `deadline`.
         """
         # This overtakes nobody: `_on_idle` prefers waiting requests, so idle connections exist only while none waits.
-        if (connection := self._take_idle()) is not None:
+        if (connection := self.take_idle()) is not None:
             return connection
         if self._closed:
             raise BackendUnavailable("The backend is being shut down.")
@@ -79,7 +79,7 @@ class Pool:
 
     def close_idle(self) -> None:
         """Close the idle connections. Called when the upstream has closed one, and so likely all (a restart)."""
-        # A copy, because `_on_closed` edits the list. The connections stay listed until then, and `_take_idle` skips
+        # A copy, because `_on_closed` edits the list. The connections stay listed until then, and `take_idle` skips
         # them.
         for connection in [*self._idle]:
             connection.abort()
@@ -98,12 +98,11 @@ class Pool:
         while self._waiting.fail(BackendUnavailable("The backend is being shut down.")):
             pass
 
-    def _take_idle(self) -> Connection | None:
+    def take_idle(self) -> Connection | None:
         """The connection used last, if it may still be reused. Those that may not are closed on the settings."""
-        oldest = asyncio.get_running_loop().time() - self._limits.keep_alive  # seconds of the event loop's clock
         while self._idle:
             connection = self._idle.pop()  # from the end: the one used last
-            if connection.open and connection.idle_since >= oldest:
+            if connection.open and connection.time() - connection.idle_since <= self._limits.keep_alive:
                 return connection
             connection.abort()
         return None
@@ -151,7 +150,7 @@ class Pool:
         if not connection.open:
             connection.abort()
         elif not self._waiting.serve(connection):
-            connection.idle_since = asyncio.get_running_loop().time()
+            connection.idle_since = connection.time()
             self._idle.append(connection)
 
     def _on_closed(self, connection: Connection) -> None:

@@ -62,6 +62,8 @@ class WaitingLine(Generic[T]):
 
     def serve(self, given: T) -> bool:
         """Give the first in the line what it waits for; False if nobody waits."""
+        if not self._queue:
+            return False
         waiter = self._next()
         if waiter is not None:
             waiter.set_result(given)

@@ -160,6 +160,13 @@ class Keys:
                 raise Forbidden(f"This key does not have the role '{role}'.")
         return key
 
+    def usual(self, digest: bytes) -> Key | None:
+        """The key of a digest, if it may ask and never expires; None: `check` has more to say."""
+        if monotonic() >= self._next_look:
+            self.refresh()
+        key = self._known.get(digest)
+        return None if key is None or key.expires is not None or "ask" not in key.roles else key
+
     def check_reset(self, headers: Mapping[str, str]) -> str:
         """The name of the key of a request: an admin key's; where there are none, any known key's, or "" without one.
 

@@ -41,6 +41,10 @@ class Limiter(Protocol):
         """
         ...
 
+    def enter_at_once(self, rules: Rules, tokens: int) -> Ticket | None:
+        """As `enter`; None: that may have to wait."""
+        ...
+
     def leave(self, ticket: Ticket, tokens: int | None, cost: float) -> None:
         """Count a request's end. Returns at once.
 

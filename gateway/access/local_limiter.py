@@ -63,6 +63,14 @@ class LocalLimiter:
         Raises:
             schemas.errors.RateLimited: one of its limits is reached; then it is counted nowhere.
         """
+        return self.enter_at_once(rules, tokens)
+
+    def enter_at_once(self, rules: Rules, tokens: int) -> Ticket:
+        """Count a request.
+
+        Raises:
+            schemas.errors.RateLimited: one of its limits is reached; then it is counted nowhere.
+        """
         if not rules.concurrent:
             return self._enter_windows(rules, tokens, ())
         running = self._enter_running(rules)

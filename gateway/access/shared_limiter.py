@@ -139,6 +139,10 @@ class SharedLimiter:
             self._let_go(held)
             raise
 
+    def enter_at_once(self, rules: Rules, tokens: int) -> Ticket | None:
+        """Count a request, if that never waits."""
+        return self._local.enter_at_once(rules, tokens) if self._server.is_away else None
+
     def leave(self, ticket: Ticket, tokens: int | None, cost: float) -> None:
         """Count a request's end."""
         if not isinstance(ticket, _SharedTicket):

@@ -212,7 +212,8 @@ class RequestAccount(msgspec.Struct, eq=False):
 
     def close(self) -> None:
         """Count the request in the metrics. Nothing more happens to it."""
-        self.end(self.outcome)
+        if self.duration is None:
+            self.end(self.outcome)
         assert self.duration is not None
         metrics, usage, target = self.service.metrics, self.usage, self.target
         metrics.running.add(-1.0)

@@ -43,9 +43,12 @@ class Client(Protocol):
 
     Attributes:
         headers: the request's as text, by name, if they are known already; None: they are to be decoded.
+        account: of a request that was begun without a task (`gateway.http.direct`) and is to go on in one; None: of a
+            new one.
     """
 
     headers: Mapping[str, str] | None
+    account: Any  # a `RequestAccount`, of a module above this one
 
     @property
     def flow(self) -> Flow | None:
@@ -101,6 +104,7 @@ class AsgiClient:
         self.send = send
         self.flow = flow
         self.headers: Mapping[str, str] | None = None
+        self.account: Any = None
         self._pending: PendingMessage | None = None
 
     @classmethod

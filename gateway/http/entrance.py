@@ -18,6 +18,7 @@ from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
 from gateway.config import Role, ServerSection
 from gateway.http.client import AsgiClient, Client
+from gateway.http.direct.lane import Lane
 from gateway.http.routes import Answer, not_allowed, not_found, port_of
 from schemas.errors import Forbidden, GatewayError
 
@@ -86,6 +87,7 @@ class Entrance:
         methods: those of Litestar's own paths.
         server: says which routes a port has, and whether clients need a certificate on ports that speak TLS.
         role_of: the role that a request needs; None: everybody may send it.
+        lane_of: the lane of a request's head; None: there are none.
         answers_preflights: whether Litestar has a CORS configuration.
         refuse: sends an error in the form of the protocol nearest to the path.
     """
@@ -97,6 +99,7 @@ class Entrance:
         guard: BrowserGuard | None,
         methods: Mapping[str, Collection[str]],
         refuse: Refuse,
+        lane_of: Callable[[HTTPScope], Lane | None] | None = None,
         *,
         answers_preflights: bool,
         server: ServerSection,
@@ -107,6 +110,7 @@ class Entrance:
         self._guard = guard
         self._methods = methods
         self._refuse = refuse
+        self._lane_of = lane_of
         self._answers_preflights = answers_preflights
         self._needs_certificate = server.ssl_ca_certs is not None
         self._roles = frozenset(server.roles)
@@ -132,6 +136,16 @@ class Entrance:
         if self._protocols is None or scope["path"].rstrip("/") in self._methods or b"%" in scope["raw_path"]:
             return None
         return self._protocols(scope, client)
+
+    def lane(self, scope: HTTPScope) -> Lane | None:
+        """The lane of the requests with a head; None: all of them are for `ask`."""
+        if self._lane_of is None or self._protocols is None or self._needs_certificate or b"%" in scope["raw_path"]:
+            return None
+        try:
+            self._check(scope)
+            return None if scope["path"].rstrip("/") in self._methods else self._lane_of(scope)
+        except GatewayError:
+            return None
 
     def _check(self, scope: HTTPScope) -> None:
         path = scope["raw_path"]

@@ -94,7 +94,8 @@ class RequestHandler:
         self._destinations: tuple[str, ...] = ()
         self._name: Name | None = None
         self._is_detached = False
-        self._account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
+        made = client.account or RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
+        self._account = made
         self._responder = Responder(operation.codec, self._account, client, head=scope["method"] == "HEAD")
 
     @property
@@ -126,8 +127,7 @@ class RequestHandler:
                     self._service.decoded.put(self._name, planned[0])
             else:
                 await cancel_on_disconnect(self._client, self._responder.answer(*planned))
-        # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown, for instance, after
-        # the drain time.
+        # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown after the drain time.
         except asyncio.CancelledError:
             self._account.end("cancelled")
             raise
@@ -235,7 +235,7 @@ class RequestHandler:
         router = service.router
         account.from_console = CONSOLE_HEADER in call.headers
         account.plan = plan = router.plan(request, call.headers)
-        account.ticket = ticket = await service.limit(account.key, plan, request)
+        account.ticket = ticket = account.ticket or await service.limit(account.key, plan, request)
         # A change of what is deployed has replaced the experiments, too. Nothing is awaited from here to the exposure.
         if service.router is not router:
             account.plan = plan = service.router.plan(request, call.headers)

@@ -223,8 +223,7 @@ class _Server(uvicorn.Server):
     def _awaits_first_request(self) -> bool:
         """Whether a client has connected and has not sent a request yet."""
         connections = self.server_state.connections
-        # `cycle` is uvicorn's request-response cycle: None before the first.
-        return any(isinstance(each, ClientConnection) and each.cycle is None for each in connections)
+        return any(isinstance(each, ClientConnection) and not each.requests for each in connections)
 
     def handle_exit(self, sig: int, frame: Any) -> None:  # noqa: ARG002 - uvicorn's signature
         # Replaces uvicorn's handler, which takes a second SIGINT as a forced exit and raises the signals again at the

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import AnswersWhole, Backend, FeedsSink
+from backends.direct import AsksDirectly
 from gateway.config import ServedEntity, Task
 from gateway.filters.chain import FilterChain
 from gateway.routing.assignment import Unit
@@ -36,6 +37,7 @@ class Target:
         series: the labels of its metrics: endpoint, served entity, backend.
         whole: the backend, if it gives whole answers at once.
         feeding: the backend, if it gives batches of a stream at once.
+        direct: the backend, if it can be asked without a task.
     """
 
     endpoint: str
@@ -49,11 +51,13 @@ class Target:
     series: tuple[str, str, str] = field(init=False)
     whole: AnswersWhole | None = field(init=False)
     feeding: FeedsSink | None = field(init=False)
+    direct: AsksDirectly | None = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "series", (self.endpoint, self.entity.name, self.entity.backend))
         object.__setattr__(self, "whole", self.backend if isinstance(self.backend, AnswersWhole) else None)
         object.__setattr__(self, "feeding", self.backend if isinstance(self.backend, FeedsSink) else None)
+        object.__setattr__(self, "direct", self.backend if isinstance(self.backend, AsksDirectly) else None)
 
     def addressed(self, request: _Request) -> _Request:
         """The request as the backend is to get it. A LoRA adapter that the client chose goes before the entity's.

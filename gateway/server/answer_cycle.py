@@ -9,11 +9,14 @@ leaves is reported without a task or a future that waits for it. ASGI stays for 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.server.request_head import FIELDS
+
+if TYPE_CHECKING:
+    from gateway.http.accounting import RequestAccount
 
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection"))
 
@@ -22,6 +25,7 @@ class AnswerCycle(RequestResponseCycle):
     """uvicorn's request-response cycle, which is a `gateway.http.client.Client`."""
 
     headers: Mapping[str, str] | None = None
+    account: RequestAccount | None = None
     flow: Any  # has `gateway.http.client.Flow`, too
     _is_read = False  # the body, to its end
     _leave: Callable[[], object] | None = None

@@ -14,18 +14,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any, cast
-from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.config import Limits
-from gateway.http.client import FLOW_EXTENSION
-from gateway.http.entrance import CERTIFICATE_EXTENSION, Entrance
+from gateway.http.accounting import RequestAccount
+from gateway.http.direct.request import Wrap
+from gateway.http.entrance import Entrance
 from gateway.server.answer_cycle import AnswerCycle
 from gateway.server.client_transport import ClientTransport
-from gateway.server.request_head import END, Framing, Head, HeadReader, RefusedHead, check_part, origin_form
+from gateway.server.direct_way import DirectWay
+from gateway.server.read_gate import ReadGate
+from gateway.server.request_head import END, Framing, Head, HeadReader, RefusedHead, check_part
+from gateway.server.scope import scope_of
 
 _MOST_AHEAD = 64 * 1024
 """Bytes of later requests that are kept before reading stops."""
@@ -54,10 +57,14 @@ class ClientConnection(HttpToolsProtocol):
         heads: reads the heads of requests.
         entrance: asked first, without ASGI, what answers a request; None: the application is called.
         arguments: uvicorn's.
+
+    Attributes:
+        certificate: the client's, with TLS; {}: it has none; None: without TLS.
+        requests: how many the client has sent.
     """
 
     transport: ClientTransport  # type: ignore[assignment]
-    flow: _ReadGate
+    flow: ReadGate
     cycle: AnswerCycle
 
     def __init__(
@@ -73,22 +80,24 @@ class ClientConnection(HttpToolsProtocol):
         self._left: int | Framing | None = None  # of the body that is being read; None between messages
         # For a head to begin or to be complete, the rest of a body, or an answer with too many requests behind it.
         self._waits_since = self.loop.time()
-        self._requests = 0
+        self.requests = 0
         self._gives_up = False  # later requests
         self._chunked: httptools.HttpRequestParser | None = None  # of the body that is being read
         self._tail = b""  # the last bytes of a chunked body that the parser got
         self._between_data = 0
         self._crowded = False
-        self._certificate: dict[str, Any] | None = None  # with TLS; {}: the client has none
+        self._direct = DirectWay(self, entrance)
+        self._held = False  # whether a whole head is still in the input, until something of its body comes
+        self.certificate: dict[str, Any] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Wrap the transport."""
         transport.set_write_buffer_limits(high=_MOST_UNSENT)
         wrapped = ClientTransport(transport, self.loop, self._has_unread, self._read_again)
         super().connection_made(cast(asyncio.Transport, wrapped))
-        self.flow = _ReadGate(cast(asyncio.Transport, self.transport))
+        self.flow = ReadGate(cast(asyncio.Transport, self.transport))
         if self.scheme == "https":
-            self._certificate = transport.get_extra_info("peercert") or {}
+            self.certificate = transport.get_extra_info("peercert") or {}
         excess = len(self.connections) - self._limits.max_connections
         # Over the limit, a few more are accepted, for health checks: a load balancer must not take a full server for a
         # dead one.
@@ -98,9 +107,15 @@ class ClientConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget what was to be read."""
+        if self._held:
+            self._head()
         self._input, self._left, self._chunked = b"", None, None
         super().connection_lost(exc)
-        if self._is_answering():
+        if self._direct.begun is not None:
+            self._direct.go_on()
+            # When its task waits for the answer, as if it had done so all the time.
+            self.loop.call_soon(self.cycle.lose_client)
+        elif self._is_answering():
             self.cycle.lose_client()
 
     def data_received(self, data: bytes) -> None:
@@ -113,34 +128,20 @@ class ClientConnection(HttpToolsProtocol):
         self._input = self._input + data if self._input else data
         self._parse()
 
-    def _begin(self, head: Head) -> None:
-        """Begin a request."""
+    def shutdown(self) -> None:
+        """End with the present answer, which a task goes on with."""
+        if self._held:
+            self._parse()
+        if self._direct.begun is not None:
+            self._direct.go_on()
+        super().shutdown()
+
+    def begin(self, head: Head, begun: tuple[RequestAccount, Wrap] | None = None) -> None:
+        """Begin a request in a task, or go on with one."""
         self.transport.begin_answer()
         self.expect_100_continue = head.expects_continue
-        target = head.target if head.target.startswith(b"/") else origin_form(head.target)
-        raw_path, _, query = target.partition(b"?")
-        path = raw_path.decode("ascii")
-        extensions: dict[str, Any] = {FLOW_EXTENSION: {"flow": self.flow}}
-        if self._certificate is not None:
-            extensions[CERTIFICATE_EXTENSION] = self._certificate
-        scope: Any = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": head.version,
-            "server": self.server,
-            "client": self.client,
-            "scheme": self.scheme,
-            "root_path": self.root_path,
-            "method": head.method.decode("ascii"),
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": raw_path,
-            "query_string": query,
-            "headers": head.headers.copy(),  # others may change theirs
-            "state": self.app_state.copy(),
-            "extensions": extensions,
-        }
-        self._requests += 1
-        is_last = self._requests >= self._limits.max_requests_per_connection
+        scope = scope_of(self, head)
+        is_last = self.requests >= self._limits.max_requests_per_connection
         self.cycle = AnswerCycle(
             scope=scope,
             transport=self.transport,  # type: ignore[arg-type]  # as uvicorn's own
@@ -156,15 +157,18 @@ class ClientConnection(HttpToolsProtocol):
         )
         self.cycle.headers = head.text
         # The request before has its answer (`_parse`).
+        self.cycle.account, wrap = begun or (None, None)
         work = None if self._entrance is None else self._entrance.ask(scope, self.cycle)
+        if wrap is not None and work is not None:
+            work = wrap(work)
         self._start_asgi_task(self.cycle, self.app if work is None else lambda *_: work)
 
-    def _pass_on(self, body: bytes, *, is_last: bool) -> None:
+    def pass_on(self, body: bytes, *, is_last: bool) -> None:
         """Pass on a piece of the request's body."""
         self._between_data = 0
         if is_last:
             self._left = self._chunked = None
-            self._gives_up = self._gives_up or self._requests >= self._limits.max_requests_per_connection
+            self._gives_up = self._gives_up or self.requests >= self._limits.max_requests_per_connection
         cycle = self.cycle
         if cycle.response_complete:
             return
@@ -185,7 +189,8 @@ class ClientConnection(HttpToolsProtocol):
             # The client may send the body that it has announced, or not: what comes next is not known.
             self.transport.close()
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._input:
             self._parse()
 
@@ -204,10 +209,12 @@ class ClientConnection(HttpToolsProtocol):
         elif self._left is not None:  # the rest of a body whose request has been answered
             if waits > LINGER:
                 transport.close()
+        elif self._held:
+            self._parse()
         elif self._input:
             if waits > self._limits.header_timeout:
                 self._refuse(408, "The request's head did not arrive in time.")
-        elif waits > (self._limits.header_timeout if self.cycle is None else self.timeout_keep_alive):
+        elif waits > (self._limits.header_timeout if not self.requests else self.timeout_keep_alive):
             transport.close()
 
     def _end_if_stalled(self, now: float) -> None:
@@ -224,12 +231,14 @@ class ClientConnection(HttpToolsProtocol):
     def _give_up_later_requests(self) -> None:
         """End the connection with the present answer, and read on until then, to learn whether the client leaves."""
         self._on_refused("pipelining")
+        if self._direct.begun is not None:
+            self._direct.go_on()
         self._gives_up, self.cycle.keep_alive = True, False
         self.flow.hold(False)
         self._parse()
 
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._direct.begun is not None or (self.cycle is not None and not self.cycle.response_complete)
 
     def _has_unread(self) -> bool:
         return self._left is not None or bool(self._input) or self._gives_up
@@ -276,21 +285,33 @@ class ClientConnection(HttpToolsProtocol):
         if self._crowded and head.target not in _ALWAYS_ANSWERED:
             self._refuse(503, "The server has too many connections.")
             return False
-        self._input = self._input[end:]
-        self._begin(head)
+        if not self._held and len(self._input) == end and head.framing and self._direct.takes(head):
+            # Most clients send the body in a packet of its own, which follows at once.
+            self._held = True
+            return False
+        self._held = False
+        self.requests += 1
+        if head.lanes is not None and len(self._input) - end == head.framing:
+            body, self._input = self._input[end:], b""
+            if self.requests < self._limits.max_requests_per_connection and self._direct.begin(head, body):
+                return True
+            self._input = body
+        else:
+            self._input = self._input[end:]
+        self.begin(head)
         self._left = head.framing
         if head.framing is Framing.CHUNKED:
-            self._tail, self._chunked = b"", httptools.HttpRequestParser(_Pieces(self._pass_on))
+            self._tail, self._chunked = b"", httptools.HttpRequestParser(_Pieces(self.pass_on))
             self._chunked.feed_data(_CHUNKED_HEAD)
         elif not head.framing:
-            self._pass_on(b"", is_last=True)
+            self.pass_on(b"", is_last=True)
         return True
 
     def _body(self, left: int) -> None:
         """Pass on what is there of a body of which so many bytes are left."""
         piece, self._input = self._input[:left], self._input[left:]
         self._left = left = left - len(piece)
-        self._pass_on(piece, is_last=not left)
+        self.pass_on(piece, is_last=not left)
 
     def _feed_chunks(self) -> None:
         """Feed a step of a chunked body, and the rest in later turns of the event loop.
@@ -349,49 +370,14 @@ class ClientConnection(HttpToolsProtocol):
         self.transport.linger()
 
 
-class _ReadGate(FlowControl):
-    """Flow control whose reading stays paused while it is held: uvicorn resumes it whenever a request is read.
-
-    Attributes:
-        held: whether it is.
-        gathers: as of `gateway.http.client.Flow`.
-    """
-
-    gathers = False
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self.held = False
-        self._paused = False  # by uvicorn
-
-    def hold(self, held: bool) -> None:
-        """Pause reading until it is held no more, or let it go on if uvicorn wants it."""
-        self.held = held
-        if held:
-            super().pause_reading()
-        elif not self._paused:
-            super().resume_reading()
-
-    def pause_reading(self) -> None:
-        """Pause."""
-        self._paused = True
-        super().pause_reading()
-
-    def resume_reading(self) -> None:
-        """Resume unless held."""
-        self._paused = False
-        if not self.held:
-            super().resume_reading()
-
-
 class _Pieces:
     """What the parser of a chunked body calls: passes the pieces on, without their framing and without trailers."""
 
     def __init__(self, pass_on: Callable[..., None]) -> None:
-        self._pass_on = pass_on
+        self.pass_on = pass_on
 
     def on_body(self, body: bytes) -> None:
-        self._pass_on(body, is_last=False)
+        self.pass_on(body, is_last=False)
 
     def on_message_complete(self) -> None:
-        self._pass_on(b"", is_last=True)
+        self.pass_on(b"", is_last=True)

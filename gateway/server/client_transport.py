@@ -81,7 +81,8 @@ class ClientTransport:
 
     def write_whole(self, data: bytes) -> None:
         """Write an answer's headers and its body at once."""
-        self._flush()
+        if self._headers:
+            self._flush()
         self._written += len(data)
         self._transport.write(data)
 

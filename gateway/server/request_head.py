@@ -12,11 +12,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.access.headers import decode_headers
 from gateway.config import Limits
 from schemas.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from gateway.http.direct.lane import Lane
 
 END = b"\r\n\r\n"
 
@@ -65,6 +68,8 @@ class Head(NamedTuple):
         keeps_alive: whether the client sends more requests on the connection.
         expects_continue: whether the client waits for a word before it sends the body.
         text: the headers as text, by name; None: a key is given twice.
+        lanes: those of the head, by the address that it came to (`gateway.http.direct`), for as long as it is
+            remembered, whatever the length of its body; None: it is not remembered.
     """
 
     method: bytes
@@ -75,6 +80,7 @@ class Head(NamedTuple):
     keeps_alive: bool
     expects_continue: bool
     text: Mapping[str, str] | None
+    lanes: dict[tuple[str, int | None] | None, Lane | None] | None = None
 
 
 class RefusedHead(Exception):
@@ -157,14 +163,15 @@ class HeadReader:
         headers, digits = read.headers.copy(), found[1]
         headers[place] = (b"content-length", digits)
         text = None if read.text is None else {**read.text, "content-length": digits.decode()}
-        method, target, version, _, _, keeps_alive, expects, _ = read
-        return Head(method, target, version, headers, int(digits), keeps_alive, expects, text)
+        method, target, version, _, _, keeps_alive, expects, _, lanes = read
+        return Head(method, target, version, headers, int(digits), keeps_alive, expects, text, lanes)
 
     def _remember(self, name: bytes, head: bytes) -> Head:
         read = read_head(head, self._limits)
         if len(head) <= self._longest:
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
+            read = read._replace(lanes={})
             place = next((at for at, (field, _) in enumerate(read.headers) if field == b"content-length"), -1)
             self._known[name] = read, place
         return read

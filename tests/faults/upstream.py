@@ -31,6 +31,13 @@ class Pause:
 
 
 @dataclass(frozen=True)
+class Wait:
+    """Wait for an event."""
+
+    event: asyncio.Event
+
+
+@dataclass(frozen=True)
 class Hang:
     """Send nothing more until the client disconnects."""
 
@@ -45,7 +52,7 @@ class Close:
     """Close the connection (FIN)."""
 
 
-Step = bytes | Pause | Hang | Reset | Close
+Step = bytes | Pause | Wait | Hang | Reset | Close
 Play = Callable[[Asked], tuple[Step, ...]]
 
 
@@ -99,6 +106,8 @@ async def _do(step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWr
         await writer.drain()
     elif isinstance(step, Pause):
         await asyncio.sleep(step.seconds)
+    elif isinstance(step, Wait):
+        await step.event.wait()
     elif isinstance(step, Hang):
         await reader.read(1)
         raise ConnectionResetError

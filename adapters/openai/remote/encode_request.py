@@ -8,6 +8,7 @@ written anew from the IR, and refused if the dialect lacks one of its fields.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -65,10 +66,12 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
     Raises:
         schemas.errors.UnsupportedFeature: the dialect cannot express the request.
     """
-    asked = _inexpressible_features(dialect, request)
-    if any(asked.values()):
-        raise inexpressible(next(feature for feature, is_asked in asked.items() if is_asked))
-    if same_dialect(dialect, request):
+    relays = same_dialect(dialect, request)
+    if not (relays and _is_plain(request)):
+        asked = _inexpressible_features(dialect, request)
+        if any(asked.values()):
+            raise inexpressible(next(feature for feature, is_asked in asked.items() if is_asked))
+    if relays:
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)
     prompt, fields = _prompt(request), _fields(dialect, request)
@@ -91,6 +94,19 @@ def relays_answer(dialect: Dialect, request: Generate) -> bool:
     """Whether the remote's answer can be relayed, too: the gateway adds nothing to it."""
     # An echo that the remote did not write must be put before the text here.
     return same_dialect(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
+
+
+_special = attrgetter(
+    *("tools", "prompt_logprobs", "suffix", "best_of", "grammar", "sampling.watermark", "lora_adapter")
+)
+_NOTHING_SPECIAL = _special(Generate(id="", model="", prompts=()))
+
+
+def _is_plain(request: Generate) -> bool:
+    """Whether a chat asks for nothing that any dialect could lack but options of its template."""
+    return (
+        len(request.prompts) == 1 and type(request.prompts[0]) is ChatPrompt and _special(request) == _NOTHING_SPECIAL
+    )
 
 
 def _inexpressible_features(dialect: Dialect, request: Generate) -> dict[str, bool]:

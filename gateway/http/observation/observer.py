@@ -95,7 +95,7 @@ class _CountedAttempt:
         if self._ended:
             return
         self._ended = True
-        outcome = outcome_of(error)
+        outcome = "ok" if error is None else outcome_of(error)
         self._metrics.attempts.add((self._backend, outcome))
         if error is None:
             self._metrics.upstream_latency.observe((self._backend,), monotonic() - self._began)

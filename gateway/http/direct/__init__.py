@@ -1,0 +1,1 @@
+"""Plain requests that are answered within the callbacks of two sockets, without a task."""

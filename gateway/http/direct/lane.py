@@ -1,0 +1,158 @@
+"""The way of plain requests: read, checked, routed and sent within the callback of the client's socket.
+
+Strategy: what depends on a request's head alone is found out once for a head that the server remembers: this is the
+head's lane. Nothing is refused, counted or sent before all is known: whatever is unusual takes the way through a task
+(`gateway.http.request`) from its beginning, and what turns out unusual later goes on there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from time import monotonic
+
+from litestar.types import HTTPScope
+
+from adapters.base import Call
+from adapters.optional import PlainCodec
+from backends.base import check
+from backends.direct import DirectExchange
+from gateway.access.headers import decode_headers
+from gateway.access.keys import given_key
+from gateway.access.keys_file import Key, digest_of
+from gateway.access.rules import estimated_tokens
+from gateway.config import TEXTLESS
+from gateway.http.accounting import RequestAccount
+from gateway.http.direct.request import DirectRequest
+from gateway.http.request import CONSOLE_HEADER, MODEL_HEADER
+from gateway.http.timeouts import TIMEOUT_HEADER
+from gateway.mounts import Mounts, Operation
+from gateway.routing.target import Plan, Target
+from gateway.service import Service
+from schemas.errors import RateLimited
+from schemas.ir import Generate
+
+_UNUSUAL = (CONSOLE_HEADER, MODEL_HEADER, TIMEOUT_HEADER, "content-encoding", "traceparent")
+"""Headers that a task looks at."""
+_is_streamed = re.compile(rb'"stream": ?true').search
+"""How bodies ask for a stream: these are not worth reading twice."""
+
+
+class Lane:
+    """The way of the requests with one head.
+
+    Args:
+        service: the worker's.
+        operation: what is asked.
+        codec: the operation's.
+        parameters: those in the path.
+        headers: the request's.
+    """
+
+    __slots__ = ("_codec", "_digest", "_headers", "_operation", "_owner", "_parameters", "_service")
+
+    def __init__(
+        self,
+        service: Service,
+        operation: Operation,
+        codec: PlainCodec,
+        parameters: Mapping[str, str],
+        headers: Mapping[str, str],
+    ) -> None:
+        self._service = service
+        self._operation = operation
+        self._codec = codec
+        self._parameters = parameters
+        self._headers = headers
+        self._digest = digest_of(given_key(headers)) if service.keys.required else None
+        self._owner = (self._digest or b"").hex()  # in the worker's shares
+
+    @classmethod
+    def of(cls, service: Service, mounts: Mounts, scope: HTTPScope) -> Lane | None:
+        """The lane of a head; None: all its requests are for tasks."""
+        headers = decode_headers(scope["headers"])
+        given = headers.get("content-type", "").lower()
+        if scope["method"] != "POST" or scope["query_string"] or given.startswith("multipart/"):
+            return None
+        if any(name in headers for name in _UNUSUAL) or service.config.server.endpoint_picker_header is not None:
+            return None
+        # Those who look at answers on their way to the client.
+        if service.traces is not None or service.exporter is not None or service.keeps_texts:
+            return None
+        found = mounts.find(scope["raw_path"].decode("latin-1"), scope["server"][1] if scope["server"] else None)
+        operation = None if found is None else found[0].get("POST")
+        if found is None or operation is None or operation.variants or operation.route.kind != "generate":
+            return None
+        if operation.endpoint is not None or not isinstance(operation.codec, PlainCodec):
+            return None
+        return cls(service, operation, operation.codec, found[1], headers)
+
+    def begin(self, body: bytes) -> DirectRequest | None:
+        """Read a request up to where it is ready to be sent; None: it is for a task, and nothing has happened."""
+        service, operation, key = self._service, self._operation, None
+        if service.draining or service.running >= service.limits.max_concurrent_requests:
+            return None
+        if len(body) > service.limits.max_body or _is_streamed(body):
+            return None
+        if self._digest is not None and (key := service.keys.usual(self._digest)) is None:
+            return None
+        service.refresh()
+        account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id(), key=key)
+        try:
+            request = self._read(account.request_id, key, body)
+            if request is None:
+                return None
+            account.request, account.plan = request, service.router.plan(request, self._headers)
+            account.target = account.plan.targets[0]
+            exchange = self._exchange(request, account.plan, account.target)
+        except Exception:  # whatever it is, the task refuses it
+            return None
+        if exchange is None:
+            return None
+        if not self._enter(account, request, account.target.endpoint):
+            exchange.put_back()
+            return None
+        account.decoded = monotonic() - account.began
+        return DirectRequest(account, operation.codec, exchange, self._owner)
+
+    def _read(self, id: str, key: Key | None, body: bytes) -> Generate | None:
+        catalog = self._service.catalog
+        if key is not None and key.endpoints != ("*",):
+            catalog = catalog.narrowed(key.may_ask)
+        call = Call(id, catalog, self._parameters, self._headers)
+        request = self._codec.read_plain(self._operation.route, body, call)
+        return None if request is None or request.stream or request.keeps_partial else request
+
+    def _exchange(self, request: Generate, plan: Plan, target: Target) -> DirectExchange | None:
+        """An exchange with the only server for the request, if nothing looks at the answer on its way."""
+        if len(plan.targets) > 1 or plan.has_experiment or target.filters is not None or target.cache is not None:
+            return None
+        if target.direct is None or target.task in TEXTLESS or not self._service.is_ready(target.entity.backend):
+            return None
+        check(request, target.backend.capabilities, request.model)
+        return target.direct.exchange(target.addressed(request))
+
+    def _enter(self, account: RequestAccount, request: Generate, endpoint: str) -> bool:
+        """Count a request for its limits; False: a task is to refuse it, or to wait for that."""
+        service, key, shares = self._service, account.key, self._service.shares
+        if key is not None and key.endpoints != ("*",) and not key.may_ask(endpoint):
+            return False
+        if shares is not None:
+            try:
+                shares.enter(self._owner)
+            except RateLimited:
+                return False
+        rules = service.rules.of(key, endpoint, request.user)
+        if rules is None:
+            return True
+        try:
+            tokens = estimated_tokens(request) if rules.by_tokens else 0
+            account.ticket = service.limiter.enter_at_once(rules, tokens)
+        except Exception:  # noqa: S110 - a limit, or a file that fails: the task finds it, too
+            pass
+        if account.ticket is None:
+            if shares is not None:
+                shares.leave(self._owner)
+            return False
+        account.quotas = account.ticket.quotas
+        return True

@@ -1,0 +1,117 @@
+"""One plain request without a task: sent when it was read, answered when the server's answer has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import Any, Protocol
+
+import structlog
+
+from adapters.base import Reply, ServerCodec
+from adapters.optional import RelayedWhole
+from backends.direct import DirectExchange
+from gateway.errors import to_client_error
+from gateway.http.accounting import RequestAccount
+from gateway.http.observation.observer import RequestObserver
+
+log = structlog.get_logger()
+
+_FIELDS = b"content-type: application/json\r\nx-request-id: %b\r\n%bcontent-length: %d\r\nserved-model-name: %b\r\n"
+Wrap = Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
+
+
+class DirectClient(Protocol):
+    """Who has sent a request."""
+
+    def answer(self, status: int, fields: bytes, body: bytes) -> None:
+        """Send a whole answer.
+
+        Args:
+            status: its status.
+            fields: its headers, but for those of every answer.
+            body: its body.
+        """
+        ...
+
+    def go_on(self) -> None:
+        """Have a task answer the request, which calls `DirectRequest.hand_over` first."""
+        ...
+
+
+class DirectRequest:
+    """A request that is ready to be sent.
+
+    Args:
+        account: of the request, which is routed.
+        codec: writes the limits into headers.
+        exchange: with the server.
+        owner: who has entered the worker's shares, if it has any.
+    """
+
+    __slots__ = ("_account", "_client", "_codec", "_exchange", "_owner")
+
+    def __init__(self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange, owner: str) -> None:
+        self._account = account
+        self._codec = codec
+        self._exchange = exchange
+        self._owner = owner
+
+    def send(self, client: DirectClient) -> None:
+        """Send the request, and its answer to the client once it is there."""
+        self._client = client
+        service = self._account.service
+        service.running += 1
+        service.begun += 1
+        service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
+        self._account.stage = "generate"
+        self._exchange.send(RequestObserver(self._account), self._take)
+
+    def hand_over(self) -> tuple[RequestAccount, Wrap]:
+        """Leave the request to a task.
+
+        Returns:
+            The account with which it goes on, and what its coroutine is to be wrapped in.
+        """
+        account, service = self._account, self._account.service
+        service.begun -= 1
+        service.metrics.running.add(-1.0)
+        self._leave()
+        account.request = account.plan = account.target = account.decoded = None
+        account.stage = "read"
+        return account, self._exchange.hand_over()
+
+    def _take(self, answer: RelayedWhole | None) -> None:
+        if answer is None:
+            self._client.go_on()
+            return
+        account = self._account
+        account.first_event = monotonic() - account.began
+        account.finish_reasons.append(answer.reason)
+        account.usage = answer.usage
+        account.status = 200
+        reply = Reply(answer.body)
+        try:
+            account.end("ok")
+        except Exception as error:  # a disk that is full, or a bug: what the client has no record of, it does not get
+            reply = self._codec.error(to_client_error(error, account.request_id))
+        self._client.answer(reply.status, self._fields(reply), reply.body)
+        self._leave()
+        account.close()
+
+    def _leave(self) -> None:
+        service = self._account.service
+        service.running -= 1
+        if service.shares is not None:
+            service.shares.leave(self._owner)
+
+    def _fields(self, reply: Reply) -> bytes:
+        """The headers of the answer, as `Responder` has them."""
+        account = self._account
+        assert account.target is not None
+        limits = b""
+        if account.quotas:
+            given = self._codec.limit_headers(account.quotas)
+            limits = b"".join([b"%b: %b\r\n" % (name.lower(), value) for name, value in given])
+        served = account.target.entity.name.encode()
+        return _FIELDS % (account.request_id.encode(), limits, len(reply.body), served)

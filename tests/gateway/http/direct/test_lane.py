@@ -1,0 +1,431 @@
+"""Requests that are answered without a task: as those that have one, and with it where anything is unusual."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from litestar import Litestar
+from structlog.testing import capture_logs
+
+from backends.remote import kinds
+from backends.remote.backend import RemoteBackend
+from gateway.access import keys as keys_module
+from gateway.app import create_app
+from gateway.config import Config, Endpoint, EndpointLimit, ServedEntity, ServerSection
+from gateway.http.direct.request import DirectRequest
+from gateway.http.entrance import Entrance
+from gateway.http.request import RequestHandler
+from gateway.observability.request_log import RequestLog
+from gateway.server.direct_way import DirectWay
+from tests.faults.upstream import Asked, Close, Hang, Reset, Step, Upstream, Wait, response, upstream
+from tests.gateway.serving import MESSAGES, listening
+
+CHAT: dict[str, Any] = {"model": "chat", "messages": MESSAGES}
+ANSWER: dict[str, Any] = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
+}
+CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def answered(**message: Any) -> bytes:
+    """An answer whose choice differs."""
+    (choice,) = ANSWER["choices"]
+    return json.dumps(ANSWER | {"choices": [choice | message]}).encode()
+
+
+WHOLE = json.dumps(ANSWER).encode()
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json; charset=utf-8\r\n"
+LENGTH = HEAD + b"content-length: %d\r\n\r\n" % len(WHOLE)
+HEAD_OF_CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
+"""But for the body's length."""
+ERROR = b'{"error":{"message":"no","type":"t","code":"c"}}'
+REQUESTS: dict[str, dict[str, Any]] = {
+    "plain": CHAT,
+    "alias": CHAT | {"model": "also"},
+    "parameters": CHAT | {"max_tokens": 5, "temperature": 0.5, "seed": 3, "user": "u"},
+    "stream": CHAT | {"stream": True},
+    "not a stream": CHAT | {"stream": False},
+    "unknown field": CHAT | {"unheard_of": 1},
+    "log-probabilities": CHAT | {"logprobs": True},
+    "two choices": CHAT | {"n": 2},
+    "another model": CHAT | {"model": "other"},
+    "no text": CHAT | {"messages": []},
+    "out of bounds": CHAT | {"temperature": 9},
+}
+HEADERS: dict[str, dict[str, str]] = {
+    "none": {},
+    "a timeout": {"x-request-timeout": "60"},
+    "no key": {"authorization": ""},
+    "another key": {"authorization": "Bearer other"},
+    "a trace": {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
+    "another host": {"host": "example.com"},
+}
+PLAYS: dict[str, tuple[Step, ...]] = {
+    "whole": (response(WHOLE),),
+    "pieces": (LENGTH[:9], LENGTH[9:], WHOLE[:50], WHOLE[50:]),
+    "chunked": (HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(WHOLE), WHOLE), b"0\r\n\r\n"),
+    "compressed": (response(gzip.compress(WHOLE), more="content-encoding: gzip\r\n"),),
+    "until the end": (HEAD + b"\r\n" + WHOLE, Close()),
+    "closing": (response(WHOLE, more="connection: close\r\n"), Close()),
+    "interim": (b"HTTP/1.1 102 Processing\r\n\r\n" + response(WHOLE),),
+    "more than asked for": (response(WHOLE) + b"HTTP/1.1 200 OK\r\n",),
+    "length": (response(answered(finish_reason="length")),),
+    "stop string": (response(answered(stop_reason="x")),),
+    "calls": (response(answered(finish_reason="tool_calls", message={"role": "assistant", "tool_calls": [CALL]})),),
+    "parts": (response(answered(message={"role": "assistant", "content": [{"type": "text", "text": "a"}]})),),
+    "not finished": (response(answered(finish_reason=None)),),
+    "unknown end": (response(answered(finish_reason="tired")),),
+    "another choice": (response(answered(index=1)),),
+    "no choice": (response(json.dumps(ANSWER | {"choices": []}).encode()),),
+    "no usage": (response(json.dumps(ANSWER | {"usage": None}).encode()),),
+    "error": (response(ERROR),),
+    "no JSON": (response(b"{"),),
+    "web page": (response(b"<p>", type="text/html"),),
+    "400": (response(ERROR, "400 Bad Request"),),
+    "401": (response(ERROR, "401 Unauthorized"),),
+    "429": (response(ERROR, "429 Too Many Requests", more="retry-after: 7\r\n"),),
+    "500": (response(ERROR, "500 Internal Server Error"),),
+    "redirect": (response(b"", "302 Found", more="location: http://elsewhere.example/\r\n"),),
+    "no HTTP": (b"what?\r\n\r\n",),
+    "cut head": (LENGTH[:20], Close()),
+    "cut body": (LENGTH + WHOLE[:20], Close()),
+    "reset body": (LENGTH + WHOLE[:20], Reset()),
+    "closed": (Close(),),
+    "reset": (Reset(),),
+}
+
+
+class Gateway:
+    """A gateway in front of an upstream that plays what a turn wants, once, and then answers whole."""
+
+    def __init__(self, app: Litestar, backend: RemoteBackend, there: Upstream, port: int) -> None:
+        self.app, self.backend, self.there = app, backend, there
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self.client.headers["authorization"] = "Bearer secret"
+        self.port = port
+        self.steps: list[tuple[Step, ...]] = []
+
+    def play(self, asked: Asked) -> tuple[Step, ...]:
+        if asked.line.startswith("GET "):
+            return (response(b"{}"),)
+        if self.steps:
+            return self.steps.pop(0)
+        return (response(WHOLE),)
+
+    async def turn(self, body: dict[str, Any], headers: dict[str, str], steps: tuple[Step, ...]) -> dict[str, Any]:
+        """What a client, the log, the console and the upstream see of a request."""
+        self.there.asked.clear()
+        self.steps[:] = [steps]
+        with capture_logs() as logs:
+            answer = await self.client.post("/v1/chat/completions", json=body, headers=headers)
+            await self.settled()
+        self.steps.clear()
+        return self.seen(logs) | {
+            "status": answer.status_code,
+            "headers": {k: v for k, v in answer.headers.items() if k not in ("x-request-id", "date")},
+            "body": answer.content,
+        }
+
+    async def settled(self) -> None:
+        while self.app.state.service.running:  # noqa: ASYNC110 - what follows an answer
+            await asyncio.sleep(0)
+
+    def seen(self, logs: Any) -> dict[str, Any]:
+        """All that is counted or written down, but for times and ids."""
+        entries, _ = self.app.state.service.requests.since({}, 1)
+        last = json.loads(entries[-1]) if entries else {}
+        times = {"timestamp", "request_id", "trace_id", "duration_s", "first_event_s"}
+        shown = {"id", "time", "decoded", "first_event", "first_token", "duration", "trace_id"}
+        return {
+            "log": [{k: v for k, v in each.items() if k not in times} for each in logs],
+            "timed": [bool(each.get("first_event_s")) for each in logs],
+            "console": {k: v for k, v in last.items() if k not in shown},
+            "reached": [name for name in ("decoded", "first_event") if last.get(name) is not None],
+            "asked": [
+                (each.line, {k: v for k, v in each.headers.items() if k != "host"}, each.body)
+                for each in self.there.asked
+            ],
+            "breaker": self.backend._breaker.failures,
+            "budget": round(self.backend._retrier.budget.tokens, 6),
+            "metrics": self.counts(),
+        }
+
+    def counts(self) -> dict[str, Any]:
+        def summed(name: str, cells: Any) -> Any:
+            return sum(cells[:-1]) if name.endswith("_seconds") else list(cells)
+
+        totals = self.app.state.service.metrics.totals()
+        return {
+            (name, labels): summed(name, cells)
+            for name, found in totals.items()
+            if name != "gw_event_loop_tasks"
+            for labels, cells in found.items()
+        }
+
+
+@asynccontextmanager
+async def gateway(*limits: EndpointLimit, **options: Any) -> AsyncIterator[Gateway]:
+    made: list[Gateway] = []
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return made[0].play(asked) if made else (response(b"{}"),)
+
+    async with upstream(play) as there:
+        quick: dict[str, Any] = {
+            "retries": {"base": 0.001, "cap": 0.001, "budget": 0.3},
+            "limits": {"keep_alive": 3600.0},
+        }
+        quick |= {"health_interval": 3600.0, "failures": 10_000}
+        backend = kinds.openai("far", {"url": f"{there.url}/v1"} | quick | options)
+        entity = ServedEntity(name="one", backend="far")
+        config = Config(
+            server=ServerSection(keys_env="DIRECT_KEY"),
+            backends={"far": {"kind": "openai"}},
+            endpoints={"chat": Endpoint(served_entities=(entity,), aliases=("also",), limits=limits)},
+        )
+        app = create_app(config, {"far": backend})
+        async with listening(app) as port:
+            made.append(Gateway(app, backend, there, port))
+            async with made[0].client:
+                yield made[0]
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIRECT_KEY", "secret")
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How each request was begun, and those that went on in a task."""
+    ways: list[str] = []
+    send, hand_over, run = DirectRequest.send, DirectRequest.hand_over, RequestHandler.run
+
+    def noted(way: str, method: Any) -> Any:
+        def call(*given: Any) -> Any:
+            ways.append(way)
+            return method(*given)
+
+        return call
+
+    monkeypatch.setattr(DirectRequest, "send", noted("direct", send))
+    monkeypatch.setattr(DirectRequest, "hand_over", noted("handed over", hand_over))
+    monkeypatch.setattr(RequestHandler, "run", noted("task", run))
+    return ways
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Any]:
+    """A gateway as it is and one whose requests all have tasks, with what runs them."""
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
+        patch.setenv("DIRECT_KEY", "secret")
+        stack = AsyncExitStack()
+        gateways = [runner.run(stack.enter_async_context(gateway())) for _ in range(2)]
+        gateways[1].app.asgi_handler.lane = lambda _: None  # type: ignore[union-attr]
+        yield runner, gateways
+        runner.run(stack.aclose())
+
+
+_TURNS = st.lists(
+    st.tuples(
+        st.sampled_from([*REQUESTS, *["plain"] * 3 * len(REQUESTS)]),
+        st.sampled_from([*HEADERS, *["none"] * 3 * len(HEADERS)]),
+        st.sampled_from([*PLAYS]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(_TURNS)
+def test_requests_without_a_task_are_as_those_with_one(both: Any, turns: list[tuple[str, str, str]]) -> None:
+    runner, gateways = both
+
+    async def compare() -> None:
+        for given_request, given_headers, play in turns:
+            body, headers, steps = REQUESTS[given_request], HEADERS[given_headers], PLAYS[play]
+            direct, usual = [await each.turn(body, headers, steps) for each in gateways]
+            assert direct == usual
+
+    runner.run(compare())
+
+
+async def warm(there: Gateway) -> None:
+    """Have the backend open a connection, which then is idle."""
+    assert (await there.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+
+
+async def test_a_plain_chat_has_no_task_once_a_connection_is_idle(tasks: list[str]) -> None:
+    async with gateway() as there:
+        for body in (CHAT, CHAT, CHAT | {"stream": True}, CHAT | {"n": 2}, CHAT | {"seed": 1}):
+            await there.client.post("/v1/chat/completions", json=body)
+    assert tasks == ["task", "direct", "task", "task", "direct"]
+
+
+@pytest.mark.parametrize("play", ["closed", "500", "no usage", "cut body"])
+async def test_what_is_unusual_goes_on_in_a_task(play: str, tasks: list[str]) -> None:
+    async with gateway() as there:
+        await warm(there)
+        before = len(there.there.asked)
+        tasks.clear()
+        there.steps.append(PLAYS[play])
+        status = (await there.client.post("/v1/chat/completions", json=CHAT)).status_code
+        asked = len(there.there.asked) - before
+        await there.settled()
+    assert tasks == ["direct", "handed over", "task"]
+    # A connection that was closed before the answer's first byte: the keep-alive race.
+    assert (status, asked) == {"closed": (200, 2), "500": (502, 1), "no usage": (200, 1), "cut body": (502, 1)}[play]
+
+
+async def hung(there: Gateway, *steps: Step) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client whose request the upstream has and does not answer; it goes on with the steps."""
+    await warm(there)
+    there.there.asked.clear()
+    there.steps.append(steps or (Hang(),))
+    reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
+    body = json.dumps(CHAT).encode()
+    writer.write(HEAD_OF_CHAT + b"content-length: %d\r\n\r\n" % len(body) + body)
+    while not there.there.asked:  # noqa: ASYNC110 - the upstream has no event for it
+        await asyncio.sleep(0.001)
+    return reader, writer
+
+
+async def sent(there: Gateway, takes: list[str], *parts: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client that has sent a head and, once that is held back, the parts of its body."""
+    await warm(there)
+    body = json.dumps(CHAT).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
+    writer.write(HEAD_OF_CHAT + b"content-length: %d\r\n\r\n" % len(body))
+    while "held" not in takes:  # noqa: ASYNC110 - the connection has no event for it
+        await asyncio.sleep(0.001)
+    for part in parts:
+        writer.write(part)
+    return reader, writer
+
+
+async def test_a_head_is_held_back_for_its_body(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+    takes = DirectWay.takes
+    monkeypatch.setattr(DirectWay, "takes", lambda *given: (tasks.append("held"), takes(*given))[1])
+    async with gateway() as there:
+        reader, writer = await sent(there, tasks, json.dumps(CHAT).encode())
+        assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+        assert tasks[-2:] == ["held", "direct"]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_head_whose_body_is_late_begins_a_task(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch, tasks: list[str]
+) -> None:
+    takes = DirectWay.takes
+    monkeypatch.setattr(DirectWay, "takes", lambda *given: (tasks.append("held"), takes(*given))[1])
+    async with gateway() as there:
+        with capture_logs() as logs:
+            reader, writer = await sent(there, tasks)
+            if leaves:
+                writer.close()
+            while tasks[-1] != "task":  # noqa: ASYNC110 - a task has no event for its begin
+                await asyncio.sleep(0.001)
+            if not leaves:
+                writer.write(json.dumps(CHAT).encode())
+                assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
+                writer.close()
+            await there.settled()
+        entries = [each for each in logs if each["event"] == "request.finished"]
+    assert [each["outcome"] for each in entries] == ["ok", "client_gone" if leaves else "ok"]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_a_client_that_leaves_cancels_the_request(
+    direct: bool, monkeypatch: pytest.MonkeyPatch, tasks: list[str]
+) -> None:
+    if not direct:
+        monkeypatch.setattr(Entrance, "lane", lambda *_: None)
+    async with gateway() as there:
+        with capture_logs() as logs:
+            _, writer = await hung(there)
+            writer.close()
+            while there.there.gone == 0:  # noqa: ASYNC110 - the upstream has no event for it
+                await asyncio.sleep(0.001)
+            await there.settled()
+        (entry,) = [each for each in logs if each["event"] == "request.finished"][1:]
+        attempts = {k: v for k, v in there.counts().items() if k[0] == "gw_upstream_attempts"}
+    assert (entry["outcome"], entry["stage"], entry["status"], entry["served"]) == (
+        "client_gone",
+        "generate",
+        499,
+        "one",
+    )
+    assert {labels[1] for _, labels in attempts} == {"ok", "cancelled"}
+    assert tasks[1:] == (["direct", "handed over", "task"] if direct else ["task"])
+
+
+async def test_a_deadline_that_passes_is_a_timeout(tasks: list[str]) -> None:
+    async with gateway(timeouts={"whole": 0.2}) as there:
+        reader, writer = await hung(there)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 504 ")
+        writer.close()
+        assert len(there.there.asked) == 1
+    assert tasks[1:] == ["direct", "handed over", "task"]
+
+
+async def test_a_server_that_stops_answers_what_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch, tasks: list[str]
+) -> None:
+    connections: list[Any] = []
+    send = DirectRequest.send
+    monkeypatch.setattr(DirectRequest, "send", lambda *given: (connections.append(given[1]), send(*given))[1])
+    async with gateway() as there:
+        event = asyncio.Event()
+        reader, writer = await hung(there, Wait(event), response(WHOLE))
+        connections[0]._connection.shutdown()
+        event.set()
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"\r\nconnection: close\r\n" in answer
+    assert answer.endswith(WHOLE)
+    assert tasks[1:] == ["direct", "handed over", "task"]
+
+
+async def test_an_answer_that_cannot_be_recorded_is_an_error(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no space left")
+
+    async with gateway() as there:
+        await warm(there)
+        with monkeypatch.context() as patch:
+            patch.setattr(RequestLog, "add", fail)
+            answer = await there.client.post("/v1/chat/completions", json=CHAT)
+        assert answer.status_code == 500
+        assert "no space" not in answer.text
+        await warm(there)
+    assert tasks == ["task", "direct", "direct"]
+
+
+async def test_limits_are_counted_once(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+    monkeypatch.setattr(keys_module, "_BETWEEN_LOOKS", 0.0)
+    async with gateway(EndpointLimit(per="endpoint", requests=4, window="day", concurrent=1)) as there:
+        answers = []
+        for play in ("whole", "whole", "500", "whole", "whole"):
+            there.steps[:] = [PLAYS[play]]
+            answers.append(await there.client.post("/v1/chat/completions", json=CHAT))
+            await there.settled()
+    assert [each.status_code for each in answers] == [200, 200, 502, 200, 429]
+    assert [each.headers["x-ratelimit-remaining-requests"] for each in answers[:2]] == ["3", "2"]
+    assert tasks == ["task", "direct", "direct", "handed over", "task", "direct", "task"]
