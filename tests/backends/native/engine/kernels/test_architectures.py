@@ -30,6 +30,8 @@ NUMERIC_TESTS = [
     "layers/test_fused_mlp.py",
     "layers/test_fused_norm.py",
     "sampling/test_gumbel.py",
+    "state/test_causal_conv.py",
+    "state/test_selective_state.py",
 ]
 
 
