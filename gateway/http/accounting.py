@@ -36,6 +36,7 @@ class RequestAccount(msgspec.Struct, eq=False):
         request_id: sent as `x-request-id`.
         trace_id: of the trace that the request is part of; None: of none.
         key: who asks; None if no key is needed, and before the headers are read.
+        owner: who holds one of the worker's shares for it; None: nobody.
         ticket: what it counts for in limits; None without limits.
         quotas: what is left of them.
         cost: of the answer, by the price of the served entity; in billionths of its currency.
@@ -71,6 +72,7 @@ class RequestAccount(msgspec.Struct, eq=False):
     began: float = msgspec.field(default_factory=monotonic)
     trace_id: str | None = None
     key: Key | None = None
+    owner: str | None = None
     ticket: Ticket | None = None
     quotas: Sequence[Quota] = ()
     cost: int = 0

@@ -75,7 +75,6 @@ class RequestHandler:
         "_name",
         "_observer",
         "_operation",
-        "_owner",
         "_parameters",
         "_responder",
         "_scope",
@@ -90,7 +89,6 @@ class RequestHandler:
         self._parameters = parameters
         self._scope = scope
         self._client = client
-        self._owner: str | None = None
         self._destinations: tuple[str, ...] = ()
         self._name: Name | None = None
         self._is_detached = False
@@ -139,8 +137,8 @@ class RequestHandler:
         """Count the request. Nothing more happens to it."""
         self._account.close()
         self._observer.close()
-        if self._owner is not None and self._service.shares is not None:
-            self._service.shares.leave(self._owner)
+        if self._account.owner is not None and self._service.shares is not None:
+            self._service.shares.leave(self._account.owner)
         if (exporter := self._service.exporter) is not None:
             row = row_of(self._account, with_text=exporter.with_text)
             if row is not None:
@@ -214,8 +212,8 @@ class RequestHandler:
             if isinstance(request, Reply):
                 await responder.reply(request)
                 return None
-            if (self._owner is not None or self._destinations) and isinstance(request, Generate | Embed | Relay):
-                request = replace(request, flow=self._owner or "", destinations=self._destinations)
+            if (account.owner is not None or self._destinations) and isinstance(request, Generate | Embed | Relay):
+                request = replace(request, flow=account.owner or "", destinations=self._destinations)
             return request, await self._route(request, call)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             if isinstance(error, RateLimited):
@@ -310,13 +308,14 @@ class RequestHandler:
             schemas.errors.Overloaded: too many requests are running.
             schemas.errors.RateLimited: too many of the same key are.
         """
-        if self._service.full:
+        # One that goes on with what was begun without a task has its place already.
+        if self._client.account is None and self._service.full:
             raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
-        if (shares := self._service.shares) is not None:
+        if self._account.owner is None and (shares := self._service.shares) is not None:
             key = self._account.key
             owner = key.digest if key is not None else self._service.keys.owner(headers).hex()
             shares.enter(owner)
-            self._owner = owner  # `run` has it leave
+            self._account.owner = owner  # `run` has it leave
         if (given := headers.get(TIMEOUT_HEADER)) is not None:
             self._account.time_allowed = seconds_of(given)
         if (picker := self._service.config.server.endpoint_picker_header) is not None:

@@ -113,7 +113,7 @@ class Lane:
             exchange.put_back()
             return None
         account.decoded = monotonic() - account.began
-        return DirectRequest(account, operation.codec, exchange, self._owner)
+        return DirectRequest(account, operation.codec, exchange)
 
     def _read(self, id: str, key: Key | None, body: bytes) -> Generate | None:
         catalog = self._service.catalog
@@ -142,6 +142,7 @@ class Lane:
                 shares.enter(self._owner)
             except RateLimited:
                 return False
+            account.owner = self._owner
         rules = service.rules.of(key, endpoint, request.user)
         if rules is None:
             return True

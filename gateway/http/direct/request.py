@@ -46,16 +46,14 @@ class DirectRequest:
         account: of the request, which is routed.
         codec: writes the limits into headers.
         exchange: with the server.
-        owner: who has entered the worker's shares, if it has any.
     """
 
-    __slots__ = ("_account", "_client", "_codec", "_exchange", "_owner")
+    __slots__ = ("_account", "_client", "_codec", "_exchange")
 
-    def __init__(self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange, owner: str) -> None:
+    def __init__(self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange) -> None:
         self._account = account
         self._codec = codec
         self._exchange = exchange
-        self._owner = owner
 
     def send(self, client: DirectClient) -> None:
         """Send the request, and its answer to the client once it is there."""
@@ -74,9 +72,10 @@ class DirectRequest:
             The account with which it goes on, and what its coroutine is to be wrapped in.
         """
         account, service = self._account, self._account.service
+        # The task counts these again in the next turn of the loop. The share stays, and so does the ticket.
         service.begun -= 1
+        service.running -= 1
         service.metrics.running.add(-1.0)
-        self._leave()
         account.request = account.plan = account.target = account.decoded = None
         account.stage = "read"
         return account, self._exchange.hand_over()
@@ -96,14 +95,11 @@ class DirectRequest:
         except Exception as error:  # a disk that is full, or a bug: what the client has no record of, it does not get
             reply = self._codec.error(to_client_error(error, account.request_id))
         self._client.answer(reply.status, self._fields(reply), reply.body)
-        self._leave()
-        account.close()
-
-    def _leave(self) -> None:
-        service = self._account.service
+        service = account.service
         service.running -= 1
-        if service.shares is not None:
-            service.shares.leave(self._owner)
+        if account.owner is not None and service.shares is not None:
+            service.shares.leave(account.owner)
+        account.close()
 
     def _fields(self, reply: Reply) -> bytes:
         """The headers of the answer, as `Responder` has them."""

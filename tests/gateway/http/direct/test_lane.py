@@ -429,3 +429,21 @@ async def test_limits_are_counted_once(monkeypatch: pytest.MonkeyPatch, tasks: l
     assert [each.status_code for each in answers] == [200, 200, 502, 200, 429]
     assert [each.headers["x-ratelimit-remaining-requests"] for each in answers[:2]] == ["3", "2"]
     assert tasks == ["task", "direct", "direct", "handed over", "task", "direct", "task"]
+
+
+async def test_what_goes_on_in_a_task_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand_over = DirectRequest.hand_over
+    async with gateway() as there:
+        service = there.app.state.service
+        others = service.limits.max_concurrent_requests
+
+        def fill_up(request: DirectRequest) -> Any:
+            service.running += others  # which come before the task begins
+            return hand_over(request)
+
+        await warm(there)
+        monkeypatch.setattr(DirectRequest, "hand_over", fill_up)
+        there.steps[:] = [PLAYS["500"]]
+        answer = await there.client.post("/v1/chat/completions", json=CHAT)
+        service.running -= others
+    assert answer.status_code == 502
