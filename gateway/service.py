@@ -270,7 +270,7 @@ class Service:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        # A stack closes the last one first: background work, which uses backends; then these; last the stores.
+        # A stack closes the last one first: background work, then the backends that it uses, and last the stores.
         async with AsyncExitStack() as closing:
             closing.callback(self.metrics.close)
             if self.shared is not None:
@@ -339,13 +339,13 @@ class Service:
             self._said = ""
 
     async def _check_health(self) -> None:
-        # An update waits for the last check's health, one check at most. `stop` reads what all workers have stopped.
+        # An update comes into force one check late at most. `_stop_arms` reads what guardrails of all workers stopped.
         await self._live.settle(self._health)
         self.refresh()
         self._stop_arms()
         if self._is_changeable and await self.ramps.move():
             self.refresh()
-        # Of a backend whose start failed, which is not asked, that is its health until it has started.
+        # A backend whose start failed is not asked: its health is that failure until it has started.
         health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
         self.metrics.note_health(health)
         # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the

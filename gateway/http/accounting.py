@@ -2,106 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Literal
 
-import msgspec
-
-from gateway.access.keys_file import Key
-from gateway.access.limits import Ticket
 from gateway.config import BILLION
-from gateway.experiments.experiments import Exposure
 from gateway.experiments.outcome import Outcome
-from gateway.http.record import log_record, logged, record_of
-from gateway.routing.target import Plan, Target
-from gateway.service import Service
-from gateway.usage.record import Record
-from schemas.errors import Quota
-from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Request, Usage
-
-Stage = Literal["read", "describe", "decode", "manage", "route", "wait", "generate", "stream", "encode", "send"]
-"""How far a request came: reads headers, key and body; answers a listing; decodes the body; changes what is deployed;
-picks the targets; waits for a backend; asks it and waits for its first event; gets the other events; writes a whole
-answer; waits for the client to take what was written.
-"""
+from gateway.http.record import RequestState, log_record, logged, record_of
+from schemas.ir import Delta, Events, Finished, Generate, Usage
 
 
-class RequestAccount(msgspec.Struct, eq=False):
-    """What is known of one request so far. Times are seconds from the request's beginning.
-
-    Attributes:
-        service: where it is counted.
-        protocol, route: whose route was asked.
-        request_id: sent as `x-request-id`.
-        trace_id: of the trace that the request is part of; None: of none.
-        key: who asks; None if no key is needed, and before the headers are read.
-        owner: who holds one of the worker's shares for it; None: nobody.
-        ticket: what it counts for in limits; None without limits.
-        quotas: what is left of them.
-        cost: of the answer, by the price of the served entity; in billionths of its currency.
-        request, plan, exposure: None until the request is decoded and routed; `exposure` is None without an experiment.
-        target: the one asked last.
-        own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
-        stage: what is being done.
-        ignored: fields of the body that had no effect.
-        cache_control: the client's header of that name.
-        from_console: whether the console asked.
-        decoded: when the targets were chosen; None before.
-        message: of the error that was sent; "" without one.
-        cache_hit: whether the answer came out of the endpoint's cache; None: it was not looked for there.
-        status: the HTTP status sent; 0 before.
-        first_event: when the backend's first event came; 0.0 before.
-        first_token: when the first text, reasoning or tool call of a stream came; None before, and for whole answers.
-        last_token: when the last one came, on the monotonic clock.
-        count_interval: counts the seconds between two outputs; None before the first.
-        finish_reasons: of the choices that have finished.
-        outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
-        duration: None until the outcome is known.
-        time_allowed: seconds that the client allows until the first event; None: as long as the server does.
-        ended: the outcome as the experiment counts it; None until it is known.
-        record: of the request; None until the outcome is known.
-        version: of the endpoint that was asked; 0 unless rows are exported.
-        texts: parts of each choice's text; None unless they are exported.
-    """
-
-    service: Service
-    protocol: str
-    route: str
-    request_id: str
-    began: float = msgspec.field(default_factory=monotonic)
-    trace_id: str | None = None
-    key: Key | None = None
-    owner: str | None = None
-    ticket: Ticket | None = None
-    quotas: Sequence[Quota] = ()
-    cost: int = 0
-    request: Request | None = None
-    plan: Plan | None = None
-    exposure: Exposure | None = None
-    target: Target | None = None
-    own_failure: str = ""
-    stage: Stage = "read"
-    ignored: tuple[str, ...] = ()
-    cache_control: str = ""
-    from_console: bool = False
-    decoded: float | None = None
-    message: str = ""
-    cache_hit: bool | None = None
-    status: int = 0
-    first_event: float = 0.0
-    first_token: float | None = None
-    last_token: float = 0.0
-    count_interval: Callable[[float], None] | None = None
-    finish_reasons: list[FinishReason] = msgspec.field(default_factory=list)
-    usage: Usage | None = None
-    outcome: str = "client_gone"
-    duration: float | None = None
-    time_allowed: float | None = None
-    ended: Outcome | None = None
-    record: Record | None = None
-    version: int = 0
-    texts: dict[int, list[str]] | None = None
+class RequestAccount(RequestState, eq=False):
+    """Notes what happens to one request, and counts it once at its end."""
 
     def note_batch(self, batch: Events) -> None:
         """Note what a stream's batch has, which was just encoded. It runs for every chunk of every stream."""
@@ -198,19 +108,6 @@ class RequestAccount(msgspec.Struct, eq=False):
             tokens = 0  # the model has done nothing; else the estimate is the best that is known of a broken answer
         if self.ticket is not None:
             self.service.limiter.leave(self.ticket, tokens, self.cost / BILLION)
-
-    @property
-    def series(self) -> tuple[str, str, str]:
-        """The labels of an answer's metrics: endpoint, served entity and backend."""
-        target = self.target
-        return ("", "", "") if target is None else target.series
-
-    @property
-    def endpoint(self) -> str | None:
-        """The endpoint that was asked, or the name that the client gave, if that leads to none."""
-        if self.plan is not None:
-            return self.plan.targets[0].endpoint
-        return self.request.model if self.request is not None else None
 
     def close(self) -> None:
         """Count the request in the metrics. Nothing more happens to it."""

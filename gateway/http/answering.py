@@ -25,9 +25,10 @@ from backends.base import check, ignored_fields
 from gateway.config import TEXTLESS
 from gateway.errors import to_client_error
 from gateway.experiments.metrics import IN_TROUBLE
-from gateway.http.accounting import RequestAccount, Stage
+from gateway.http.accounting import RequestAccount
 from gateway.http.client import Client, Flow
 from gateway.http.read_ahead import DirectSink, read_ahead
+from gateway.http.record import Stage
 from gateway.http.recording import Recording
 from gateway.http.replies import reply_to
 from gateway.http.timeouts import until_timeout

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from litestar.types import HTTPScope, Receive, Send
 
+from gateway.http.accounting import RequestAccount
 from gateway.http.pending_message import PendingMessage
 
 FLOW_EXTENSION = "interlingua.flow"
@@ -48,7 +49,7 @@ class Client(Protocol):
     """
 
     headers: Mapping[str, str] | None
-    account: Any  # a `RequestAccount`, of a module above this one
+    account: RequestAccount | None
 
     @property
     def flow(self) -> Flow | None:
@@ -104,7 +105,7 @@ class AsgiClient:
         self.send = send
         self.flow = flow
         self.headers: Mapping[str, str] | None = None
-        self.account: Any = None
+        self.account: RequestAccount | None = None
         self._pending: PendingMessage | None = None
 
     @classmethod

@@ -1,32 +1,133 @@
-"""The record of one request, from what its account knows at its end; its log line and its exported row."""
+"""What is known of one request, and what is made of it at its end: its record, its log line and its exported row."""
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from time import monotonic
+from typing import Literal
 
 import msgspec
 
+from gateway.access.keys_file import Key
+from gateway.access.limits import Ticket
 from gateway.config import BILLION
-from gateway.experiments.outcome import exclusion
+from gateway.experiments.experiments import Exposure
+from gateway.experiments.outcome import Outcome, exclusion
 from gateway.export.rows import Choice, Response, Row
 from gateway.observability.logging import EVENTS
 from gateway.observability.request_log import LoggedRequest
+from gateway.routing.target import Plan, Target
+from gateway.service import Service
 from gateway.usage.record import Record, hashed, storable
-from schemas.ir import Embed, Generate, Tokenize
+from schemas.errors import Quota
+from schemas.ir import Embed, FinishReason, Generate, Request, Tokenize, Usage
 from schemas.origin import Origin, Relay
 
-if TYPE_CHECKING:
-    from gateway.http.accounting import RequestAccount
+Stage = Literal["read", "describe", "decode", "manage", "route", "wait", "generate", "stream", "encode", "send"]
+"""How far a request came: reads headers, key and body; answers a listing; decodes the body; changes what is deployed;
+picks the targets; waits for a backend; asks it and waits for its first event; gets the other events; writes a whole
+answer; waits for the client to take what was written.
+"""
+
+
+class RequestState(msgspec.Struct, eq=False):
+    """What is known of one request so far. Times are seconds from the request's beginning.
+
+    Attributes:
+        service: where it is counted.
+        protocol, route: whose route was asked.
+        request_id: sent as `x-request-id`.
+        trace_id: of the trace that the request is part of; None: of none.
+        key: who asks; None if no key is needed, and before the headers are read.
+        owner: who holds one of the worker's shares for it; None: nobody.
+        ticket: what it counts for in limits; None without limits.
+        quotas: what is left of them.
+        cost: of the answer, by the price of the served entity; in billionths of its currency.
+        request, plan, exposure: None until the request is decoded and routed; `exposure` is None without an experiment.
+        target: the one asked last.
+        own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
+        stage: what is being done.
+        ignored: fields of the body that had no effect.
+        cache_control: the client's header of that name.
+        from_console: whether the console asked.
+        decoded: when the targets were chosen; None before.
+        message: of the error that was sent; "" without one.
+        cache_hit: whether the answer came out of the endpoint's cache; None: it was not looked for there.
+        status: the HTTP status sent; 0 before.
+        first_event: when the backend's first event came; 0.0 before.
+        first_token: when the first text, reasoning or tool call of a stream came; None before, and for whole answers.
+        last_token: when the last one came, on the monotonic clock.
+        count_interval: counts the seconds between two outputs; None before the first.
+        finish_reasons: of the choices that have finished.
+        outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
+        duration: None until the outcome is known.
+        time_allowed: seconds that the client allows until the first event; None: as long as the server does.
+        ended: the outcome as the experiment counts it; None until it is known.
+        record: of the request; None until the outcome is known.
+        version: of the endpoint that was asked; 0 unless rows are exported.
+        texts: parts of each choice's text; None unless they are exported.
+    """
+
+    service: Service
+    protocol: str
+    route: str
+    request_id: str
+    began: float = msgspec.field(default_factory=monotonic)
+    trace_id: str | None = None
+    key: Key | None = None
+    owner: str | None = None
+    ticket: Ticket | None = None
+    quotas: Sequence[Quota] = ()
+    cost: int = 0
+    request: Request | None = None
+    plan: Plan | None = None
+    exposure: Exposure | None = None
+    target: Target | None = None
+    own_failure: str = ""
+    stage: Stage = "read"
+    ignored: tuple[str, ...] = ()
+    cache_control: str = ""
+    from_console: bool = False
+    decoded: float | None = None
+    message: str = ""
+    cache_hit: bool | None = None
+    status: int = 0
+    first_event: float = 0.0
+    first_token: float | None = None
+    last_token: float = 0.0
+    count_interval: Callable[[float], None] | None = None
+    finish_reasons: list[FinishReason] = msgspec.field(default_factory=list)
+    usage: Usage | None = None
+    outcome: str = "client_gone"
+    duration: float | None = None
+    time_allowed: float | None = None
+    ended: Outcome | None = None
+    record: Record | None = None
+    version: int = 0
+    texts: dict[int, list[str]] | None = None
+
+    @property
+    def series(self) -> tuple[str, str, str]:
+        """The labels of an answer's metrics: endpoint, served entity and backend."""
+        target = self.target
+        return ("", "", "") if target is None else target.series
+
+    @property
+    def endpoint(self) -> str | None:
+        """The endpoint that was asked, or the name that the client gave, if that leads to none."""
+        if self.plan is not None:
+            return self.plan.targets[0].endpoint
+        return self.request.model if self.request is not None else None
+
 
 _KINDS: Mapping[type, str] = {Generate: "generate", Embed: "embed", Tokenize: "tokenize", Relay: "relay"}
 """As `adapters.base.Route.kind` has them."""
 
 
-def record_of(account: RequestAccount) -> Record:
+def record_of(account: RequestState) -> Record:
     """The record of a request that has ended."""
     request, target, usage, key = account.request, account.target, account.usage, account.key
     assert account.duration is not None
@@ -66,7 +167,7 @@ def record_of(account: RequestAccount) -> Record:
     )
 
 
-def logged(account: RequestAccount, record: Record) -> LoggedRequest:
+def logged(account: RequestState, record: Record) -> LoggedRequest:
     """The request as the console shows it."""
     target, plan = account.target, account.plan
     assigned = plan.targets[0].entity.name if plan is not None else None
@@ -173,7 +274,7 @@ def _user(name: str, kept: str) -> str | None:
     return storable(name) if kept == "plain" else None
 
 
-def row_of(account: RequestAccount, *, with_text: bool) -> Row | None:
+def row_of(account: RequestState, *, with_text: bool) -> Row | None:
     """The row; None for a request that was not routed.
 
     Args:

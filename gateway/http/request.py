@@ -92,8 +92,9 @@ class RequestHandler:
         self._destinations: tuple[str, ...] = ()
         self._name: Name | None = None
         self._is_detached = False
-        made = client.account or RequestAccount(service, operation.protocol, operation.route.name, service.new_id())
-        self._account = made
+        self._account = client.account or RequestAccount(
+            service, operation.protocol, operation.route.name, service.new_id()
+        )
         self._responder = Responder(operation.codec, self._account, client, head=scope["method"] == "HEAD")
 
     @property
@@ -125,7 +126,8 @@ class RequestHandler:
                     self._service.decoded.put(self._name, planned[0])
             else:
                 await cancel_on_disconnect(self._client, self._responder.answer(*planned))
-        # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown after the drain time.
+        # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown, for instance, after
+        # the drain time.
         except asyncio.CancelledError:
             self._account.end("cancelled")
             raise
