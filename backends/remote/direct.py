@@ -1,4 +1,4 @@
-"""Asks a server without a task, where its answer goes to the client as it came.
+"""The fast path to a server: asks it without a task, where its answer goes to the client as it came.
 
 Everything that may be unusual is left to the way through a task, which goes on with what was sent: an error, an answer
 that is not plain, a connection that is lost, a deadline. Only an answer that is complete is counted here.

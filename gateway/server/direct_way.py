@@ -1,4 +1,4 @@
-"""The requests of a connection that are answered without a task, as long as nothing is unusual."""
+"""The fast path of a connection: requests that are answered without a task, as long as nothing is unusual."""
 
 from __future__ import annotations
 

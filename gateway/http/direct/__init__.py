@@ -1,1 +1,1 @@
-"""Plain requests that are answered within the callbacks of two sockets, without a task."""
+"""The fast path of plain requests: they are answered within the callbacks of two sockets, without a task."""

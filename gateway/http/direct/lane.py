@@ -1,7 +1,7 @@
-"""The way of plain requests: read, checked, routed and sent within the callback of the client's socket.
+"""The fast path of plain requests: read, checked, routed and sent within the callback of the client's socket.
 
 Strategy: what depends on a request's head alone is found out once for a head that the server remembers: this is the
-head's lane. Nothing is refused, counted or sent before all is known: whatever is unusual takes the way through a task
+head's lane. Nothing is refused, counted or sent before all is known: whatever is unusual is left to a task
 (`gateway.http.request`) from its beginning, and what turns out unusual later goes on there.
 """
 
@@ -39,7 +39,7 @@ _is_streamed = re.compile(rb'"stream": ?true').search
 
 
 class Lane:
-    """The way of the requests with one head.
+    """The fast path of the requests with one head.
 
     Args:
         service: the worker's.

@@ -1,4 +1,4 @@
-"""One plain request without a task: sent when it was read, answered when the server's answer has come."""
+"""One plain request on the fast path: sent when it was read, answered when the answer of the server has come."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Protocol
 
-import structlog
-
 from adapters.base import Reply, ServerCodec
 from adapters.optional import RelayedWhole
 from backends.direct import DirectExchange
 from gateway.errors import to_client_error
 from gateway.http.accounting import RequestAccount
 from gateway.http.observation.observer import RequestObserver
-
-log = structlog.get_logger()
 
 _FIELDS = b"content-type: application/json\r\nx-request-id: %b\r\n%bcontent-length: %d\r\nserved-model-name: %b\r\n"
 Wrap = Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -12,10 +12,8 @@ from adapters.openai.pooling.scores import encode_scores, read_score
 from adapters.openai.vectors import decode_vector
 from schemas.errors import InvalidRequest, RequestError
 from schemas.ir import TextPrompt, TokensPrompt, Usage
-from schemas.origin import Origin, Relay, Scoring
+from schemas.origin import Origin, Relay
 from schemas.scores import Score, Scores
-
-TASKS = get_args(Scoring)
 
 
 def read(task: Any, operation: str = "", /, **fields: Any) -> Score:
