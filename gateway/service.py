@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from backends.base import Backend, Capabilities, Health, WaitsForEngine
+from backends.base import Backend, Health, WaitsForEngine
 from gateway.access.keys import Keys
 from gateway.access.keys_file import Key
 from gateway.access.limits import Limiter, Ticket
@@ -26,7 +26,6 @@ from gateway.deployment.change_log import ChangeLog
 from gateway.deployment.deployments import generating, mixed_kinds
 from gateway.deployment.endpoint_counts import EndpointCounts
 from gateway.deployment.state_file import LiveDeployments
-from gateway.errors import to_client_error
 from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.filters.guarded import NONE, GuardedFilter
@@ -36,9 +35,10 @@ from gateway.observability.request_log import RequestLog
 from gateway.observability.traces import Traces
 from gateway.rollout.ramps import Ramps
 from gateway.rollout.timeline import Timeline
+from gateway.routing.backend_health import BackendHealth
 from gateway.routing.router import Router
 from gateway.routing.shares import Shares
-from gateway.routing.target import Plan, Target
+from gateway.routing.target import Plan
 from gateway.shared import Shared
 from gateway.storage.answer_cache import in_memory
 from gateway.storage.decoded_requests import DecodedRequests
@@ -54,10 +54,8 @@ log = structlog.get_logger()
 _HEALTH_INTERVAL = 0.25
 """Seconds between two checks: how late `/health/ready` tells of a lost engine, and a worker learns of a stop by a
 guardrail elsewhere."""
-_FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
-"""Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
-_LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
-"""Seconds that a request waits for a model that is still loading, and between two looks at it."""
+_POLL_INTERVAL = 0.05
+"""Seconds between two looks at a worker that starts."""
 
 
 class Service:
@@ -107,18 +105,14 @@ class Service:
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
         self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
         self.counts = EndpointCounts()
-        # "loading" until the first check: a request in the first second waits instead of being refused.
-        self._health: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
-        self._capabilities: list[Capabilities] = []
-        self._failed: dict[str, Health] = {}
+        self.backend_health = BackendHealth(backends)
         self._said = ""  # of what the last look failed with
-        self._started: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config, self.shared.endpoints if self.shared is not None else None)
         figures = figures_folder(config, folder)
-        self.experiments = Experiments(self.metrics, self._can_answer, keys, self._stop_arms, figures)
+        self.experiments = Experiments(self.metrics, self.backend_health.is_well, keys, self._stop_arms, figures)
         self.timeline = Timeline(figures)
-        self.ramps = Ramps(self._live, self.experiments, self._can_answer)
+        self.ramps = Ramps(self._live, self.experiments, self.backend_health.is_well)
         self._is_changeable = config.is_changeable
         log_of_changes = ChangeLog(config.server.state_file)
         self.changes = Changes(self._live, self.experiments, log_of_changes, self.refresh, self.shared)
@@ -136,56 +130,7 @@ class Service:
             return Health("failed", "shutting down")
         # A new endpoint whose first configuration is pending must not make the whole server unready.
         in_force = [deployed.endpoint for deployed in self._live.deployments.values() if deployed.endpoint is not None]
-        for endpoint in in_force:
-            states = {
-                entity.backend: self._health[entity.backend]
-                for entity in endpoint.served_entities
-                if entity.shadow is None
-            }
-            if not any(health.status == "ready" for health in states.values()):
-                # A backend that loads goes before one that has failed: the endpoint may still become ready.
-                name, health = min(states.items(), key=lambda item: item[1].status == "failed")
-                return Health(health.status, f"{name}: {health.detail or health.status}")
-        return Health("ready")
-
-    def is_ready(self, backend: str) -> bool:
-        """Whether a backend can answer now."""
-        return self._health[backend].status == "ready"
-
-    async def ready(self, backend: str, *, wait: bool) -> None:
-        """Return once a backend can answer.
-
-        A worker that has just been restarted should not refuse what its siblings would have answered: it waits a moment
-        for a backend that loads for the first time. A backend that was ready before waits by itself for the engine that
-        it has lost.
-
-        Args:
-            backend: its name.
-            wait: whether to wait at all; not if another target may be asked instead.
-
-        Raises:
-            schemas.errors.BackendUnavailable: it cannot answer, yet or any more.
-        """
-        health = self._health[backend]
-        # Started before and loading now: its engine restarts, and the backend itself waits for it.
-        if health.status == "ready" or (wait and health.status == "loading" and backend in self._started):
-            return
-        left = _LOADING_TIMEOUT if wait else 0.0
-        # Polled: the state changes a few times in a process's life, which is not worth an event per backend.
-        while self._health[backend].status == "loading" and left > 0:
-            await asyncio.sleep(_POLL_INTERVAL)
-            left -= _POLL_INTERVAL
-        if (status := self._health[backend].status) == "loading":
-            raise BackendUnavailable("The model is still loading.", retry_after=1.0)
-        if status == "failed":
-            raise BackendUnavailable("The model cannot be reached.")
-
-    def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
-        """The targets with those moved to the end whose backend is in trouble or still loads."""
-        # The usual case copies and sorts nothing.
-        if len(targets) == 1 or not any(map(self._rank, targets)):
-            return targets
-        return tuple(sorted(targets, key=self._rank))  # stable: the plan's order stays among equals
+        return self.backend_health.of(in_force)
 
     def refresh(self) -> None:
         """Serve what is deployed by now. Called before every request, so that a change that one worker has confirmed is
@@ -213,7 +158,7 @@ class Service:
 
     async def manage(self, change: Change, by: str = "") -> None:
         """Change what is deployed, for all workers; see `Changes.manage`."""
-        await self.changes.manage(change, by, self._health, generating(self.backends))
+        await self.changes.manage(change, by, self.backend_health.states, generating(self.backends))
 
     def deployed(self, endpoint: str) -> Endpoint:
         """An endpoint of the catalog as it is served now."""
@@ -242,7 +187,7 @@ class Service:
             self.usage.start()
         if self.shared is not None:
             self.shared.start(self.experiments, self.refresh)
-        self._tasks = [asyncio.create_task(self._start(name, backend)) for name, backend in self.backends.items()]
+        self._tasks = [asyncio.create_task(self.backend_health.start(name, self._look)) for name in self.backends]
         self._tasks.append(asyncio.create_task(self._watch()))
 
     def orphan(self) -> None:
@@ -286,38 +231,6 @@ class Service:
             closing.push_async_callback(self.experiments.aclose)
             closing.push_async_callback(self.runs.aclose)
 
-    def _can_answer(self, backend: str) -> bool:
-        """Whether a backend is ready, and not in trouble: background work must not add to it."""
-        return self._health[backend] == Health("ready")  # equal means without a detail, too
-
-    def _rank(self, target: Target) -> int:
-        """How much others are preferred to a target: 1 if its backend is ready but in trouble, 2 if it still loads.
-
-        One that loads is last since only the last one is waited for: it may answer when all others have failed.
-        """
-        health = self._health[target.entity.backend]
-        return 2 if health.status == "loading" else int(health.status == "ready" and bool(health.detail))
-
-    async def _start(self, name: str, backend: Backend) -> None:
-        """Start a backend; if it fails, again after a growing delay."""
-        delay = _FIRST_DELAY
-        while True:
-            try:
-                await backend.start()
-            except Exception as error:  # a bug in it, too: or it would stay "loading" for ever
-                why = to_client_error(error, f"start of {name}").message
-                log.error("backend.failed", backend=name, why=why, again_in=delay)
-                self._failed[name] = Health("failed", why)
-                # At once and not with the next check, for those who wait in `ready` and `settled`.
-                await self._look()
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, _LONGEST_DELAY)
-            else:
-                self._failed.pop(name, None)
-                self._started.add(name)
-                await self._look()
-                return
-
     async def _watch(self) -> None:
         while True:
             await self._look()
@@ -327,7 +240,7 @@ class Service:
         """Check the backends, and note the figures of the moment."""
         try:
             await self._check_health()
-            self.live.look(self._health, self._live.backend_of)
+            self.live.look(self.backend_health.states, self._live.backend_of)
             self.timeline.look(self._live.deployments, self.experiments)
             self.metrics.tasks.set(len(asyncio.all_tasks()))
         # No descriptor left, a disk that fails, or a bug: without further looks, health would stay as it is for ever.
@@ -340,19 +253,15 @@ class Service:
 
     async def _check_health(self) -> None:
         # An update comes into force one check late at most. `_stop_arms` reads what guardrails of all workers stopped.
-        await self._live.settle(self._health)
+        await self._live.settle(self.backend_health.states)
         self.refresh()
         self._stop_arms()
         if self._is_changeable and await self.ramps.move():
             self.refresh()
-        # A backend whose start failed is not asked: its health is that failure until it has started.
-        health = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self.backends.items()}
-        self.metrics.note_health(health)
-        # `_start` checks, too, and two checks may overlap: the later one wins, and the next corrects it if it was the
-        # older. The catalog is made anew only when a state, or what a backend can do, has changed.
-        capabilities = [backend.capabilities for backend in self.backends.values()]
-        if health != self._health or capabilities != self._capabilities:
-            self._health, self._capabilities = health, capabilities
+        # The catalog is made anew only when a state, or what a backend can do, has changed.
+        has_changed = await self.backend_health.check()
+        self.metrics.note_health(self.backend_health.states)
+        if has_changed:
             self.catalog = self._catalog()
             self._warn_of_mixed_arms()
 
@@ -390,11 +299,4 @@ class Service:
     def _catalog(self) -> Catalog:
         limit = self.limits.max_concurrent_requests
         default = self.config.server.default
-        return catalog(self._live.deployments, self.backends, self._health, self._created, limit, default)
-
-
-async def _healthy(name: str, backend: Backend) -> Health:
-    try:
-        return await backend.healthy()
-    except Exception as error:  # a bug in it must not end the check of all backends
-        return Health("failed", to_client_error(error, f"health of {name}").message)
+        return catalog(self._live.deployments, self.backends, self.backend_health.states, self._created, limit, default)

@@ -106,7 +106,7 @@ class Responder:
         failure: Exception | None = None
         failed_at: Stage = "wait"
         # Order: assignment (sticky) first; a backend that is in trouble, or still loads, goes behind the others.
-        targets = plan.targets if len(plan.targets) == 1 else self._service.preferred(plan.targets)
+        targets = plan.targets if len(plan.targets) == 1 else self._service.backend_health.preferred(plan.targets)
         if targets[0] is not plan.targets[0]:
             # The experiment counts it as a failure of the assigned target, even if that is asked last and answers.
             account.own_failure = IN_TROUBLE
@@ -116,7 +116,7 @@ class Responder:
             is_last = target is targets[-1]
             try:
                 # Only the last target is worth waiting for: before it, another one may answer at once.
-                await self._service.ready(target.entity.backend, wait=is_last)
+                await self._service.backend_health.ready(target.entity.backend, wait=is_last)
                 account.stage = "generate"
                 await self._ask(request, target)
                 if self._recording is not None:

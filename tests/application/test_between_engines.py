@@ -15,6 +15,7 @@ from backends.native.protocol.messages import Submit
 from gateway import service
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
+from gateway.routing import backend_health
 from tests.backends.native.fake_engine import FakeEngine
 from tests.gateway.serving import running
 
@@ -55,7 +56,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def test_requests_wait_for_the_next_engine(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_LOADING_TIMEOUT", 0.0)  # which is for what has never been ready
+    monkeypatch.setattr(backend_health, "_LOADING_TIMEOUT", 0.0)  # which is for what has never been ready
     monkeypatch.setattr(service, "_HEALTH_INTERVAL", 0.01)
     async with serving(engine) as client:
         engine.up = False

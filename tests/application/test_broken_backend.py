@@ -10,6 +10,7 @@ from backends.base import Health
 from backends.scripted import ScriptedBackend
 from gateway import service
 from gateway.app import create_app
+from gateway.routing import backend_health
 from tests.gateway.serving import config
 
 
@@ -40,8 +41,9 @@ class Broken(ScriptedBackend):
 async def test_a_backend_that_raises_fails_and_recovers(
     methods: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_HEALTH_INTERVAL", "_FIRST_DELAY", "_LONGEST_DELAY"):
-        monkeypatch.setattr(service, name, 0.01)
+    monkeypatch.setattr(service, "_HEALTH_INTERVAL", 0.01)
+    for name in ("_FIRST_DELAY", "_LONGEST_DELAY"):
+        monkeypatch.setattr(backend_health, name, 0.01)
     app = create_app(config("echo"), {"s": Broken(*methods)})
     seen: list[Health] = []
     async with app.lifespan():

@@ -52,7 +52,7 @@ async def both_arms(app: Litestar) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def all_ready(app: Litestar) -> None:
-    while any(health.status == "loading" for health in app.state.service._health.values()):  # noqa: ASYNC110
+    while any(health.status == "loading" for health in app.state.service.backend_health.states.values()):  # noqa: ASYNC110
         await asyncio.sleep(0.005)
 
 

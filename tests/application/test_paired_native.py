@@ -58,7 +58,7 @@ async def compared(arm: str) -> AsyncIterator[httpx.AsyncClient]:
     )
     app = create_app(config, backends)
     async with running(app) as client:
-        while not all(map(app.state.service._can_answer, backends)):  # noqa: ASYNC110 - a poll is what health is for
+        while not all(map(app.state.service.backend_health.is_well, backends)):  # noqa: ASYNC110 - a poll is what health is for
             await asyncio.sleep(0.05)
         yield client
 

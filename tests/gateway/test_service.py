@@ -14,8 +14,8 @@ from backends.base import Health
 from backends.scripted import ScriptedBackend
 from gateway import service as module
 from gateway.access.keys import Keys
-from gateway.config import Config, Endpoint, ServedEntity
-from gateway.routing.target import Target
+from gateway.config import Config
+from gateway.routing import backend_health
 from gateway.service import Service
 from schemas.errors import BackendUnavailable
 from tests.gateway.serving import endpoint
@@ -39,7 +39,7 @@ def service(backend: ScriptedBackend | None = None, **endpoints: object) -> Serv
 
 
 def test_a_backend_is_started_again_after_at_most_half_a_minute() -> None:
-    assert (module._FIRST_DELAY, module._LONGEST_DELAY) == (1.0, 30.0)
+    assert (backend_health._FIRST_DELAY, backend_health._LONGEST_DELAY) == (1.0, 30.0)
 
 
 def test_a_lost_engine_is_known_within_half_a_second() -> None:
@@ -47,8 +47,8 @@ def test_a_lost_engine_is_known_within_half_a_second() -> None:
 
 
 async def test_pauses_between_starts_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_FIRST_DELAY", 0.001)
-    monkeypatch.setattr(module, "_LONGEST_DELAY", 0.005)
+    monkeypatch.setattr(backend_health, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(backend_health, "_LONGEST_DELAY", 0.005)
     backend = NeverStarts("s")
     served = service(backend)
     with capture_logs() as entries:
@@ -99,36 +99,6 @@ async def test_health_is_checked_on_after_a_check_that_failed(monkeypatch: pytes
     assert [entry["event"] for entry in entries] == ["service.not_checked"]
 
 
-@pytest.mark.parametrize("health", ["ready", "failed", "loading"])
-async def test_a_request_passes_whose_backend_is_ready(health: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LOADING_TIMEOUT", 0.05)
-    served = service()
-    served._health["s"] = Health(health)  # type: ignore[arg-type]
-    for wait in (False, True):
-        if health == "ready":
-            await served.ready("s", wait=wait)
-        else:
-            with pytest.raises(BackendUnavailable, match="loading" if health == "loading" else "reached"):
-                await served.ready("s", wait=wait)
-
-
-async def test_a_backend_that_loads_for_the_first_time_is_waited_for() -> None:
-    served = service()
-    waiting = asyncio.create_task(served.ready("s", wait=True))
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    served._health["s"] = Health("ready")
-    await waiting
-
-
-async def test_a_backend_that_was_ready_waits_for_itself() -> None:
-    served = service()
-    served._started.add("s")
-    await served.ready("s", wait=True)
-    with pytest.raises(BackendUnavailable):
-        await served.ready("s", wait=False)
-
-
 @pytest.mark.slow
 def test_an_id_cannot_be_guessed_from_others() -> None:
     one, other = service(), service()
@@ -144,24 +114,6 @@ def test_an_id_cannot_be_guessed_from_others() -> None:
     assert min(changed) > 20
 
 
-def test_targets_in_trouble_or_loading_come_last_and_stay() -> None:
-    backends = {name: ScriptedBackend(name) for name in "st"}
-    arms = tuple(ServedEntity(name=name, backend=name, traffic_percentage=50) for name in backends)
-    kinds = {name: {"kind": "scripted"} for name in backends}
-    served = Service(Config(backends=kinds, endpoints={"chat": Endpoint(served_entities=arms)}), backends, Keys())
-    one, other = (Target("chat", arm, backends[arm.backend], "echo") for arm in arms)
-    served._health = dict.fromkeys(backends, Health("ready"))
-    assert served.preferred((one, other)) == (one, other)
-    served._health["s"] = Health("ready", "5 failures in a row")
-    assert served.preferred((one, other)) == (other, one)
-    served._health["t"] = Health("ready", "5 failures in a row")
-    assert served.preferred((one, other)) == (one, other)
-    served._health["s"] = Health("loading", "weights 40%")
-    assert served.preferred((one, other)) == (other, one)
-    served._health["t"] = Health("failed")  # which a request learns without a wait
-    assert served.preferred((one, other)) == (other, one)
-
-
 def test_ended_requests_are_counted_by_endpoint() -> None:
     served = service()
     for seconds, ok in ((1.0, True), (2.0, True), (0.5, False)):
@@ -173,7 +125,7 @@ def test_ended_requests_are_counted_by_endpoint() -> None:
 
 def test_a_draining_worker_is_not_ready() -> None:
     served = service()
-    served._health["s"] = Health("ready")
+    served.backend_health.states["s"] = Health("ready")
     assert served.health.status == "ready"
     served.draining = True
     assert served.health == Health("failed", "shutting down")

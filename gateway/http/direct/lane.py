@@ -127,7 +127,8 @@ class Lane:
         """An exchange with the only server for the request, if nothing looks at the answer on its way."""
         if len(plan.targets) > 1 or plan.has_experiment or target.filters is not None or target.cache is not None:
             return None
-        if target.direct is None or target.task in TEXTLESS or not self._service.is_ready(target.entity.backend):
+        is_ready = self._service.backend_health.is_ready(target.entity.backend)
+        if target.direct is None or target.task in TEXTLESS or not is_ready:
             return None
         check(request, target.backend.capabilities, request.model)
         return target.direct.exchange(target.addressed(request))

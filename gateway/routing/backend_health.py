@@ -1,0 +1,140 @@
+"""Which backends of a worker can answer, as they are started and checked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+import structlog
+
+from backends.base import Backend, Capabilities, Health
+from gateway.config import Endpoint
+from gateway.errors import to_client_error
+from gateway.routing.target import Target
+from schemas.errors import BackendUnavailable
+
+log = structlog.get_logger()
+
+_FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
+"""Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
+_LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
+"""Seconds that a request waits for a model that is still loading, and between two looks at it."""
+
+
+class BackendHealth:
+    """The health of each backend, as of the last check.
+
+    Args:
+        backends: by name, not started yet.
+    """
+
+    def __init__(self, backends: Mapping[str, Backend]) -> None:
+        self._backends = backends
+        # "loading" until the first check: a request in the first second waits instead of being refused.
+        self.states: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
+        self._capabilities: list[Capabilities] = []
+        self._failed: dict[str, Health] = {}
+        self._started: set[str] = set()
+
+    def is_ready(self, backend: str) -> bool:
+        """Whether a backend can answer now."""
+        return self.states[backend].status == "ready"
+
+    def is_well(self, backend: str) -> bool:
+        """Whether a backend is ready, and not in trouble: background work must not add to it."""
+        return self.states[backend] == Health("ready")  # equal means without a detail, too
+
+    async def ready(self, backend: str, *, wait: bool) -> None:
+        """Return once a backend can answer.
+
+        A worker that has just been restarted should not refuse what its siblings would have answered: it waits a moment
+        for a backend that loads for the first time. A backend that was ready before waits by itself for the engine that
+        it has lost.
+
+        Args:
+            backend: its name.
+            wait: whether to wait at all; not if another target may be asked instead.
+
+        Raises:
+            schemas.errors.BackendUnavailable: it cannot answer, yet or any more.
+        """
+        health = self.states[backend]
+        # Started before and loading now: its engine restarts, and the backend itself waits for it.
+        if health.status == "ready" or (wait and health.status == "loading" and backend in self._started):
+            return
+        left = _LOADING_TIMEOUT if wait else 0.0
+        # Polled: the state changes a few times in a process's life, which is not worth an event per backend.
+        while self.states[backend].status == "loading" and left > 0:
+            await asyncio.sleep(_POLL_INTERVAL)
+            left -= _POLL_INTERVAL
+        if (status := self.states[backend].status) == "loading":
+            raise BackendUnavailable("The model is still loading.", retry_after=1.0)
+        if status == "failed":
+            raise BackendUnavailable("The model cannot be reached.")
+
+    def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
+        """The targets with those moved to the end whose backend is in trouble or still loads."""
+        # The usual case copies and sorts nothing.
+        if len(targets) == 1 or not any(map(self._rank, targets)):
+            return targets
+        return tuple(sorted(targets, key=self._rank))  # stable: the plan's order stays among equals
+
+    def of(self, endpoints: Iterable[Endpoint]) -> Health:
+        """Ready if every endpoint has a backend that is; else the state of the first backend that is missing."""
+        for endpoint in endpoints:
+            states = {
+                entity.backend: self.states[entity.backend]
+                for entity in endpoint.served_entities
+                if entity.shadow is None
+            }
+            if not any(health.status == "ready" for health in states.values()):
+                # A backend that loads goes before one that has failed: the endpoint may still become ready.
+                name, health = min(states.items(), key=lambda item: item[1].status == "failed")
+                return Health(health.status, f"{name}: {health.detail or health.status}")
+        return Health("ready")
+
+    async def start(self, name: str, changed: Callable[[], Awaitable[None]]) -> None:
+        """Start a backend; if it fails, again after a growing delay. Each outcome is told to `changed`."""
+        delay = _FIRST_DELAY
+        while True:
+            try:
+                await self._backends[name].start()
+            except Exception as error:  # a bug in it, too: or it would stay "loading" for ever
+                why = to_client_error(error, f"start of {name}").message
+                log.error("backend.failed", backend=name, why=why, again_in=delay)
+                self._failed[name] = Health("failed", why)
+                # At once and not with the next check, for those who wait for it.
+                await changed()
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, _LONGEST_DELAY)
+            else:
+                self._failed.pop(name, None)
+                self._started.add(name)
+                await changed()
+                return
+
+    async def check(self) -> bool:
+        """Check all backends; whether the state of one, or what it can do, has changed."""
+        # A backend whose start failed is not asked: its health is that failure until it has started.
+        states = {name: self._failed.get(name) or await _healthy(name, each) for name, each in self._backends.items()}
+        # `start` has checks made, too, and two checks may overlap: the later one wins, and the next corrects it if it
+        # was the older.
+        capabilities = [backend.capabilities for backend in self._backends.values()]
+        has_changed = states != self.states or capabilities != self._capabilities
+        self.states, self._capabilities = states, capabilities
+        return has_changed
+
+    def _rank(self, target: Target) -> int:
+        """How much others are preferred to a target: 1 if its backend is ready but in trouble, 2 if it still loads.
+
+        One that loads is last since only the last one is waited for: it may answer when all others have failed.
+        """
+        health = self.states[target.entity.backend]
+        return 2 if health.status == "loading" else int(health.status == "ready" and bool(health.detail))
+
+
+async def _healthy(name: str, backend: Backend) -> Health:
+    try:
+        return await backend.healthy()
+    except Exception as error:  # a bug in it must not end the check of all backends
+        return Health("failed", to_client_error(error, f"health of {name}").message)
