@@ -11,49 +11,32 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from urllib.parse import parse_qsl
 
 from litestar.types import HTTPScope
 from msgspec.structs import replace
 
 from adapters.base import Call, Reply
 from adapters.objects import Follow
-from adapters.optional import DetachableEncoder, ObjectCodec, has_objects
+from adapters.optional import DetachableEncoder, ObjectCodec
 from backends.observation import OBSERVER
-from gateway.access.headers import decode_headers
-from gateway.access.keys import given_key
 from gateway.http.accounting import RequestAccount
 from gateway.http.answering import Responder
-from gateway.http.body import read_body
 from gateway.http.client import Client, cancel_on_disconnect
 from gateway.http.detached import DetachedResponder, begin_run, events_of
 from gateway.http.observation.observer import RequestObserver
+from gateway.http.reading.request_reader import RequestReader
 from gateway.http.record import row_of
-from gateway.http.timeouts import TIMEOUT_HEADER, seconds_of
 from gateway.mounts import Operation
 from gateway.routing.target import Plan
 from gateway.service import Service
-from gateway.storage.decoded_requests import Name, name_of
 from gateway.storage.objects.run_tasks import Run
 from gateway.storage.shared.responses import fetching
-from schemas.catalog import Catalog, Change
-from schemas.errors import (
-    GatewayError,
-    Overloaded,
-    RateLimited,
-    RequestTimeout,
-    ShuttingDown,
-)
-from schemas.ir import Embed, Generate, Request
-from schemas.origin import Relay
-
-MODEL_HEADER = "x-gateway-model-name"
-"""Names the endpoint for requests that name no model: the header of Kubernetes' Gateway API Inference Extension."""
+from schemas.catalog import Change
+from schemas.errors import GatewayError, RateLimited, ShuttingDown
+from schemas.ir import Generate, Request
 
 CONSOLE_HEADER = "x-interlingua-console"
 """Marks requests of the console, which are trials: they count in no experiment, and no shadow gets copies."""
-_LARGE = 1 << 20
-"""Bytes of a body from which it is decoded in a thread: the event loop would stand still for milliseconds."""
 
 
 class RequestHandler:
@@ -67,34 +50,18 @@ class RequestHandler:
         client: has sent the request.
     """
 
-    __slots__ = (
-        "_account",
-        "_client",
-        "_destinations",
-        "_is_detached",
-        "_name",
-        "_observer",
-        "_operation",
-        "_parameters",
-        "_responder",
-        "_scope",
-        "_service",
-    )
+    __slots__ = ("_account", "_client", "_is_detached", "_observer", "_reader", "_responder", "_service")
 
     def __init__(
         self, service: Service, operation: Operation, parameters: Mapping[str, str], scope: HTTPScope, client: Client
     ) -> None:
         self._service = service
-        self._operation = operation
-        self._parameters = parameters
-        self._scope = scope
         self._client = client
-        self._destinations: tuple[str, ...] = ()
-        self._name: Name | None = None
         self._is_detached = False
         self._account = client.account or RequestAccount(
             service, operation.protocol, operation.route.name, service.new_id()
         )
+        self._reader = RequestReader(service, operation, parameters, scope, client, self._account)
         self._responder = Responder(operation.codec, self._account, client, head=scope["method"] == "HEAD")
 
     @property
@@ -122,8 +89,7 @@ class RequestHandler:
                 return
             # A cached answer is sent at once: a watch over the client would cost more than it.
             if await self._responder.replay(*planned):
-                if self._name is not None and self._service.decoded is not None:
-                    self._service.decoded.put(self._name, planned[0])
+                self._reader.keep(planned[0])
             else:
                 await cancel_on_disconnect(self._client, self._responder.answer(*planned))
         # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown, for instance, after
@@ -187,24 +153,25 @@ class RequestHandler:
 
     async def _plan(self) -> tuple[Request, Plan] | None:
         """What to answer and where; None if the request has its answer, or its client has left."""
-        service, account, responder = self._service, self._account, self._responder
+        service, account, reader, responder = self._service, self._account, self._reader, self._responder
         try:
-            read = await self._read()
+            read = await reader.read(self._observer)
             if read is None:
                 return None
             call, body = read
-            if self._operation.variants:
-                self._choose(self._operation.for_body(body))
-            if self._operation.route.kind == "describe":
+            responder.stores = reader.stores
+            if reader.operation.variants:
+                self._choose(reader.operation.for_body(body))
+            if reader.operation.route.kind == "describe":
                 account.stage = "describe"
                 await fetching(partial(self._describe, call, body))
                 return None
-            if self._operation.route.kind == "object":
+            if reader.operation.route.kind == "object":
                 account.stage = "describe"
                 await self._use_objects(call, body)
                 return None
             account.stage = "decode"
-            request = await fetching(partial(self._decode, call, body))
+            request = await fetching(partial(reader.decode, call, body))
             # The answer describes what is deployed after the change.
             if isinstance(request, Change):
                 account.stage, account.ignored = "manage", request.unknown
@@ -214,8 +181,6 @@ class RequestHandler:
             if isinstance(request, Reply):
                 await responder.reply(request)
                 return None
-            if (account.owner is not None or self._destinations) and isinstance(request, Generate | Embed | Relay):
-                request = replace(request, flow=account.owner or "", destinations=self._destinations)
             return request, await self._route(request, call)
         except Exception as error:  # whatever it is, the client gets it in its protocol
             if isinstance(error, RateLimited):
@@ -251,107 +216,9 @@ class RequestHandler:
 
     def _choose(self, operation: Operation) -> None:
         """Go on with the operation that the body is for: its codec writes the answer, and it is counted."""
-        self._operation = operation
+        self._reader.operation = operation
         self._account.protocol, self._account.route = operation.protocol, operation.route.name
         self._responder.codec = operation.codec
-
-    async def _read(self) -> tuple[Call, bytes] | None:
-        """Headers, key and body off the wire; None if the client left before it had sent the body.
-
-        Raises:
-            schemas.errors.RequestError: the key is missing or wrong, or the body cannot be taken.
-            schemas.errors.Overloaded: too many requests are running.
-        """
-        service, route = self._service, self._operation.route
-        # The key comes before the body: nobody without one makes the server buffer megabytes.
-        client = self._client
-        headers = decode_headers(self._scope["headers"]) if client.headers is None else client.headers
-        self._observer.trace(headers, self._scope, route.path)
-        if route.kind == "manage":
-            self._account.key = service.keys.check_admin(headers)
-        elif service.keys.required and not route.open:
-            self._account.key = service.keys.check(headers)
-        # Before the body, too: under overload a refusal must cost little.
-        if route.kind not in ("describe", "object"):
-            self._admit(headers)
-        body = await read_body(client.receive, headers, service.limits, form=route.form, whole=client.take_body())
-        if body is None:
-            return None
-        # After the body, which may take a minute: the request gets what is deployed now, not what was at its beginning.
-        service.refresh()
-        if route.stores or route.keeps:
-            self._responder.stores = service.stores.of(given_key(headers))
-        stores = self._responder.stores
-        query = self._scope.get("query_string", b"")
-        catalog = self._shown(service.catalog)
-        if default := headers.get(MODEL_HEADER) or self._operation.endpoint:
-            catalog = replace(catalog, default=default)
-        call = Call(
-            self._account.request_id,
-            catalog,
-            self._parameters,
-            headers,
-            _read_query(query.decode("latin-1")) if query else {},
-            stores.responses if stores is not None and route.stores else None,
-            await self._entries(body),
-            stores is not None and stores.keeps,
-        )
-        return call, body
-
-    def _shown(self, catalog: Catalog) -> Catalog:
-        """The catalog with the endpoints that the request's key may ask."""
-        key = self._account.key
-        return catalog if key is None or key.endpoints == ("*",) else catalog.narrowed(key.may_ask)
-
-    def _admit(self, headers: Mapping[str, str]) -> None:
-        """Count a request that runs a model or changes endpoints; listings stay available under load.
-
-        Raises:
-            schemas.errors.Overloaded: too many requests are running.
-            schemas.errors.RateLimited: too many of the same key are.
-        """
-        # One that goes on with what was begun without a task has its place already.
-        if self._client.account is None and self._service.full:
-            raise Overloaded("The server is at its limit of concurrent requests.", retry_after=1.0)
-        if self._account.owner is None and (shares := self._service.shares) is not None:
-            key = self._account.key
-            owner = key.digest if key is not None else self._service.keys.owner(headers).hex()
-            shares.enter(owner)
-            self._account.owner = owner  # `run` has it leave
-        if (given := headers.get(TIMEOUT_HEADER)) is not None:
-            self._account.time_allowed = seconds_of(given)
-        if (picker := self._service.config.server.endpoint_picker_header) is not None:
-            self._destinations = tuple(filter(None, map(str.strip, headers.get(picker, "").split(","))))
-        self._account.cache_control = headers.get("cache-control", "")
-
-    async def _decode(self, call: Call, body: bytes) -> Request | Change | Reply:
-        """What the body asks for.
-
-        Raises:
-            schemas.errors.RequestError: it came too late, or the protocol cannot read it.
-        """
-        allowed = self._account.time_allowed
-        if allowed is not None and monotonic() - self._account.began >= allowed:
-            raise RequestTimeout("The request did not arrive in the time that it allows.")
-        service, decode, route = self._service, self._operation.codec.decode, self._operation.route
-        # Catalogs that are made for one request, and records of a key, belong to no other request.
-        if service.decoded is not None and call.catalog is service.catalog and call.records is None:
-            self._name = name_of(self._operation, call, body)
-            if (known := service.decoded.get(self._name, call.catalog)) is not None:
-                self._name = None
-                return replace(known, id=call.id)
-        # Decoding a small body takes less time than handing it to a thread and waiting for the result.
-        if len(body) > _LARGE:
-            return await asyncio.to_thread(decode, route, body, call)
-        return decode(route, body, call)
-
-    async def _entries(self, body: bytes) -> tuple[bytes, ...] | None:
-        """The entries of the object that a request needs; None if it needs none, or there is no such object."""
-        codec, stores = self._operation.codec, self._responder.stores
-        if stores is None or not has_objects(codec):
-            return None
-        needed = codec.needed(self._operation.route, body)
-        return await stores.entries(*needed) if needed is not None else None
 
     async def _use_objects(self, call: Call, body: bytes) -> None:
         """Send the answer of a route that uses stored objects.
@@ -359,10 +226,11 @@ class RequestHandler:
         Raises:
             schemas.errors.RequestError: the request is wrong, or names an object that is not there.
         """
-        codec, stores = self._operation.codec, self._responder.stores
+        operation, stores = self._reader.operation, self._reader.stores
+        codec = operation.codec
         assert isinstance(codec, ObjectCodec)
         assert stores is not None
-        answer = await stores.carry_out(codec.steps(self._operation.route, call, body))
+        answer = await stores.carry_out(codec.steps(operation.route, call, body))
         if isinstance(answer, Reply):
             await self._responder.reply(answer)
             return
@@ -387,14 +255,7 @@ class RequestHandler:
         """
         # Counts change with every request, so they are joined to the cached catalog only where they are shown.
         # It is read anew, since a change may have been made meanwhile.
-        counted = self._shown(self._service.counts.joined(self._service.catalog))
+        counted = self._reader.shown(self._service.counts.joined(self._service.catalog))
         call = replace(call, catalog=replace(counted, default=call.catalog.default))
-        await self._responder.reply(self._operation.codec.describe(self._operation.route, call, body))
-
-
-def _read_query(query: str) -> dict[str, str]:
-    """The parameters of a query; of a list (`include[]=a&include[]=b`) the values with commas between them."""
-    found: dict[str, str] = {}
-    for name, value in parse_qsl(query):
-        found[name] = f"{found[name]},{value}" if name.endswith("[]") and name in found else value
-    return found
+        operation = self._reader.operation
+        await self._responder.reply(operation.codec.describe(operation.route, call, body))

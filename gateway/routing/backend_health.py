@@ -94,7 +94,7 @@ class BackendHealth:
         return Health("ready")
 
     async def start(self, name: str, changed: Callable[[], Awaitable[None]]) -> None:
-        """Start a backend; if it fails, again after a growing delay. Each outcome is told to `changed`."""
+        """Start a backend; if it fails, again after a growing delay. `changed` is called after each try."""
         delay = _FIRST_DELAY
         while True:
             try:

@@ -17,7 +17,7 @@ from litestar.handlers import HTTPRouteHandler
 from backends.controls import HasControls, ModelControls
 from gateway.access.headers import decode_headers
 from gateway.config import Section
-from gateway.http.body import read_body
+from gateway.http.reading.body import read_body
 from gateway.service import Service
 from schemas.errors import InvalidRequest, ModelNotFound
 

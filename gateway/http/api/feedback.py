@@ -12,7 +12,7 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.access.headers import decode_headers
 from gateway.experiments.experiments import UnknownAnswer
 from gateway.experiments.feedback_ring import name_of
-from gateway.http.body import read_body
+from gateway.http.reading.body import read_body
 from gateway.service import Service
 from schemas.errors import InvalidRequest, UnsupportedMediaType
 

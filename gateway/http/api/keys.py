@@ -16,7 +16,7 @@ from gateway.access.headers import decode_headers
 from gateway.access.keys_file import KeyList, keys_file, new_key, read_keys, revoke_key
 from gateway.config import ConfigError, Limit, Role, Section
 from gateway.http.api.experiment import Handler
-from gateway.http.body import read_body
+from gateway.http.reading.body import read_body
 from gateway.service import Service
 from gateway.storage.json_file import JsonFile
 from schemas.errors import BackendUnavailable, InvalidRequest, RouteNotFound

@@ -23,8 +23,8 @@ from gateway.http.answering import Responder
 from gateway.http.batches.clients import Clients
 from gateway.http.batches.runner import BatchRunner
 from gateway.http.batches.upload import Left, Upload
-from gateway.http.body import read_body
 from gateway.http.client import Client
+from gateway.http.reading.body import read_body
 from gateway.mounts import Mounts, Operation
 from gateway.service import Service
 from schemas.errors import InvalidRequest, Overloaded, RouteNotFound

@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from adapters.base import Call, Reply
 from gateway.http.client import AsgiClient
+from gateway.http.observation.observer import RequestObserver
+from gateway.http.reading.request_reader import RequestReader
 from gateway.http.request import RequestHandler
 from gateway.mounts import Operation
 from gateway.service import Service
@@ -33,6 +35,40 @@ class LineAnswer(msgspec.Struct, frozen=True):
     retry_after: float | None = None
 
 
+class LineReader(RequestReader):
+    """Reads one line: its body is there, and its key is that of the batch."""
+
+    __slots__ = ("_body", "_key_owner")
+
+    def __init__(self, *given: Any, owner: str, body: bytes) -> None:
+        super().__init__(*given)
+        self._key_owner = owner
+        self._body = body
+
+    async def read(self, _: RequestObserver) -> tuple[Call, bytes] | None:
+        """The line, with the rights of its key as they are now: the batch may be a day old."""
+        self._account.key = self._service.keys.of_owner(self._key_owner)
+        self._service.refresh()
+        return Call(self._account.request_id, self.shown(self._service.catalog)), self._body
+
+    async def decode(self, call: Call, body: bytes) -> Request | Change | Reply:
+        """What the line asks for, in the background of all others.
+
+        Raises:
+            schemas.errors.RequestError: it asks for what a batch has not, or the protocol cannot read it.
+        """
+        request = await super().decode(call, body)
+        if isinstance(request, Generate):
+            if request.stream:
+                raise InvalidRequest("Answers in batches are not streamed: leave 'stream' out.", param="stream")
+            if request.detached:
+                raise InvalidRequest(
+                    "A batch is in the background as a whole: leave 'background' out.", param="background"
+                )
+            return replace(request, background=True, flow=f"batch:{self._key_owner}")
+        return replace(request, flow=f"batch:{self._key_owner}") if isinstance(request, Embed) else request
+
+
 class LineRequest(RequestHandler):
     """Answers one line.
 
@@ -43,12 +79,11 @@ class LineRequest(RequestHandler):
         body: of the request.
     """
 
-    __slots__ = ("_answered", "_body", "_headers", "_key_owner", "_status")
+    __slots__ = ("_answered", "_headers", "_status")
 
     def __init__(self, service: Service, operation: Operation, owner: str, body: bytes) -> None:
         super().__init__(service, operation, {}, _SCOPE, AsgiClient(_stays, cast(Send, self._take)))
-        self._key_owner = owner
-        self._body = body
+        self._reader = LineReader(service, operation, {}, _SCOPE, self._client, self._account, owner=owner, body=body)
         self._status = 0
         self._headers: dict[str, str] = {}
         self._answered = b""
@@ -61,25 +96,6 @@ class LineRequest(RequestHandler):
         if self._status in (503, 529) or (self._status == 429 and "retry-after" in self._headers):
             retry_after = float(self._headers.get("retry-after", 0))
         return LineAnswer(self._status, self._account.request_id, self._answered, retry_after)
-
-    async def _read(self) -> tuple[Call, bytes] | None:
-        service = self._service
-        # The key's rights as they are now: the batch may be a day old.
-        self._account.key = service.keys.of_owner(self._key_owner)
-        service.refresh()
-        return Call(self._account.request_id, self._shown(service.catalog)), self._body
-
-    async def _decode(self, call: Call, body: bytes) -> Request | Change | Reply:
-        request = await super()._decode(call, body)
-        if isinstance(request, Generate):
-            if request.stream:
-                raise InvalidRequest("Answers in batches are not streamed: leave 'stream' out.", param="stream")
-            if request.detached:
-                raise InvalidRequest(
-                    "A batch is in the background as a whole: leave 'background' out.", param="background"
-                )
-            return replace(request, background=True, flow=f"batch:{self._key_owner}")
-        return replace(request, flow=f"batch:{self._key_owner}") if isinstance(request, Embed) else request
 
     async def _take(self, message: HTTPSendMessage) -> None:
         """Take a part of the answer, as ASGI's `send`."""

@@ -24,7 +24,8 @@ from gateway.access.rules import estimated_tokens
 from gateway.config import TEXTLESS
 from gateway.http.accounting import RequestAccount
 from gateway.http.direct.request import DirectRequest
-from gateway.http.request import CONSOLE_HEADER, MODEL_HEADER
+from gateway.http.reading.request_reader import MODEL_HEADER
+from gateway.http.request import CONSOLE_HEADER
 from gateway.http.timeouts import TIMEOUT_HEADER
 from gateway.mounts import Mounts, Operation
 from gateway.routing.target import Plan, Target

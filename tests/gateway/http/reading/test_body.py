@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Limits, ServerSection
-from gateway.http.body import read_body
+from gateway.http.reading.body import read_body
 from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
 from tests.gateway.serving import listening, scripted
 
