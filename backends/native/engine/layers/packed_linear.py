@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from backends.native.engine.kernels.gemv import SkinnyGemm
+from backends.native.engine.kernels.gemv import BLOCK, SkinnyGemm
 from backends.native.engine.layers.fusion import replace_modules
 
 # oneDNN chooses its order for so many rows; other numbers of rows work with it, too.
@@ -45,8 +45,19 @@ class PackedLinear(nn.Module):
         self.bias = linear.bias
         # `linear` itself is not kept: with its unpacked weight the model would be in memory twice.
         self.weight = PackedWeight(linear.weight.dtype)
-        self._packed = _reordered(linear.weight.detach())
-        self.skinny_gemm = SkinnyGemm.of(linear.weight.detach(), self._packed, self.bias)
+        weight = linear.weight.detach()
+        self._bias = None if linear.bias is None else linear.bias.detach()
+        padding = -self.out_features % BLOCK
+        if padding:
+            # `SkinnyGemm` takes whole blocks of outputs, and with outputs of 0 beside them it is faster than oneDNN.
+            padded = functional.pad(weight, (0, 0, 0, padding))
+            self._packed = _reordered(padded)
+            self.skinny_gemm = SkinnyGemm.of(padded, self._packed, self.bias, self.out_features)
+            if self.skinny_gemm is not None:
+                self._bias = None if self._bias is None else functional.pad(self._bias, (0, padding))
+                return
+        self._packed = _reordered(weight)
+        self.skinny_gemm = SkinnyGemm.of(weight, self._packed, self.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -62,8 +73,8 @@ class PackedLinear(nn.Module):
         return self._multiply(padded)[:count].view(*rows.shape[:-1], self.out_features)
 
     def _multiply(self, rows: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")  # noqa: SLF001
-        return product
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self._bias, "none", [], "")  # noqa: SLF001
+        return product[..., : self.out_features].contiguous()
 
 
 def pack_linears(model: Any, least: int = _LEAST) -> None:

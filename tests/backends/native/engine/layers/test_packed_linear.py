@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(1, 24), (33, 24), (1, 5, 24), (0, 24), (1, 0, 24)])
+@pytest.mark.parametrize("shape", [(1, 24), (33, 24), (70, 24), (1, 5, 24), (0, 24), (1, 0, 24)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_it_equals_the_plain_layer(shape: tuple[int, ...], bias: bool, dtype: torch.dtype, tolerance: float) -> None:
