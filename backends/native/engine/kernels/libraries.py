@@ -86,7 +86,7 @@ LIBRARIES: dict[str, Library] = {
         Library(
             "selective_state",
             "decode of 32 sequences of Mamba models takes two to three times as long",
-            {"selective_state_update": (None, *[_POINTER] * 8, *[_INT] * 2)},
+            _for_dtypes("selective_state_update", *[_POINTER] * 11),
         ),
         Library(
             "delta_rule",
