@@ -2,7 +2,7 @@
 //
 // Strategy: a state is read and written once, where torch's operations pass over it nine times. What comes before and
 // after for each row (step sizes, gates) is computed for 16 rows at once.
-#include "simd.h"
+#include "gated_activation.h"
 
 namespace {
 
@@ -15,22 +15,11 @@ struct Sizes {
   long steps[3], inputs[3], gate[3], decay[2], bias[2], skip[2], into[2], out[2];
 };
 
-// The sums of neighbouring lanes, those of `first` first.
-inline f32x16 add_neighbours(f32x16 first, f32x16 second) {
-#ifdef __clang__
-  const f32x16 even = __builtin_shufflevector(first, second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const f32x16 odd = __builtin_shufflevector(first, second, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-#else
-  const f32x16 even = __builtin_shuffle(first, second, LANE_INDEX * 2);
-  const f32x16 odd = __builtin_shuffle(first, second, LANE_INDEX * 2 + 1);
-#endif
-  return even + odd;
-}
-
 // The sum of each of 16 vectors, which are overwritten.
 inline f32x16 sum_each(f32x16* rows) {
   for (long count = LANES; count > 1; count /= 2)
-    for (long at = 0; at < count / 2; at++) rows[at] = add_neighbours(rows[2 * at], rows[2 * at + 1]);
+    for (long at = 0; at < count / 2; at++)
+      rows[at] = even_lanes(rows[2 * at], rows[2 * at + 1]) + odd_lanes(rows[2 * at], rows[2 * at + 1]);
   return rows[0];
 }
 
@@ -98,7 +87,7 @@ void update(const Arrays& of, const Sizes& size, long sequence, long head, long 
   if (of.skip) outputs += inputs * gather<Float32>(of.skip, shared(size.skip), size.skip[1], left);
   if (of.gate) {
     const f32x16 gate = gather<Dtype>(of.gate, place(size.gate), size.gate[2], left);
-    outputs *= round_to<Dtype>(gate / (vector_exp(-gate) + 1.0f));
+    outputs *= round_to<Dtype>(gated::Silu::of(gate));
   }
   store<Dtype>(static_cast<typename Dtype::scalar*>(of.outputs) + row, outputs, left);
 }
