@@ -70,15 +70,15 @@ class SkinnyGemm:
         """Whether `multiply` may be called with `rows`: the compiled code checks nothing."""
         return 0 < rows.numel() <= self._most and rows.shape[-1] == self._inputs and rows.dtype == self._dtype
 
-    def multiply(self, rows: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+    def multiply(self, rows: Tensor, *, biased: bool = True) -> Tensor:
+        """[..., in_features] to [..., out_features]; the bias is added if `biased`."""
         # The compiled code reads adjacent rows; decode's rows already are, and are not copied.
         rows = rows.contiguous()
         product = rows.new_empty(*rows.shape[:-1], self._outputs)
         self._function(
             rows.data_ptr(),
             self.address,
-            None if self._bias is None else self._bias.data_ptr(),
+            None if self._bias is None or not biased else self._bias.data_ptr(),
             product.data_ptr(),
             rows.numel() // self._inputs,
             self._outputs,
