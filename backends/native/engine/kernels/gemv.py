@@ -3,23 +3,28 @@
 Strategy: with few rows, a product takes as long as its weight takes to be read, and oneDNN reads at two thirds of the
 rate that memory allows. The C++ (`src/gemm.h`) streams once through the same blocked bytes, so that no weight is held
 twice, with the sums of up to six rows in registers. For more rows than pay, or where oneDNN chose another order or
-nothing was compiled, `packed_linear` calls oneDNN.
+nothing was compiled, `packed_linear` calls oneDNN. On a CPU whose oneDNN multiplies bfloat16 by a slow instruction, any
+number of rows pays.
 """
 
 from __future__ import annotations
 
 import ctypes
+import platform
+import sys
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from backends.native.engine.kernels.jit import Function, typed_function
+from backends.native.engine.kernels.jit import Function, function, typed_function
 
 MAX_ROWS = 64
-"""The most rows that the compiled code takes; MAX_ROWS of `src/gemm.h`."""
+"""The most rows that the compiled code takes at once; MAX_ROWS of `src/gemm.h`."""
 # With more, oneDNN is as fast (measured), or faster where it has instructions for matrices of bfloat16.
 _MOST_ROWS = {torch.float32: MAX_ROWS, torch.bfloat16: 24}
-_BLOCK = 64  # outputs that lie together; BLOCK of `src/gemm.h`
+BLOCK = 64
+"""Outputs that lie together; BLOCK of `src/gemm.h`."""
 _PER_WORD = {torch.float32: 1, torch.bfloat16: 2}  # inputs that lie together for one output; PER_WORD of `src/dot.h`
 
 
@@ -41,32 +46,39 @@ class SkinnyGemm:
         self.address = torch.ops.mkldnn.data_ptr(packed)
         self._outputs, self._inputs = shape
         self._bias = bias
+        self._dtype = packed.dtype
+        self._most = _most_rows(packed.dtype) * self._inputs
 
     @classmethod
-    def of(cls, weight: Tensor, packed: Tensor, bias: Tensor | None) -> SkinnyGemm | None:
+    def of(cls, weight: Tensor, packed: Tensor, bias: Tensor | None, outputs: int | None = None) -> SkinnyGemm | None:
         """For `packed`, which oneDNN made of `weight` [out_features, in_features].
 
         None if nothing was compiled, or `packed` has another order than the compiled code reads.
+
+        Args:
+            weight: the weight.
+            packed: the same in oneDNN's order.
+            bias: [outputs].
+            outputs: how many of the weight's outputs are computed; all, if None.
         """
         function = typed_function("gemv", "gemv", weight.dtype)
         if function is None or not _is_blocked(weight, packed):
             return None
-        return cls(function, packed, (weight.shape[0], weight.shape[1]), bias)
+        return cls(function, packed, (outputs or weight.shape[0], weight.shape[1]), bias)
 
     def takes(self, rows: Tensor) -> bool:
         """Whether `multiply` may be called with `rows`: the compiled code checks nothing."""
-        few = 0 < rows.numel() <= _MOST_ROWS.get(rows.dtype, 0) * self._inputs
-        return few and rows.shape[-1] == self._inputs and rows.dtype == self._packed.dtype
+        return 0 < rows.numel() <= self._most and rows.shape[-1] == self._inputs and rows.dtype == self._dtype
 
-    def multiply(self, rows: Tensor) -> Tensor:
-        """[..., in_features] to [..., out_features]."""
+    def multiply(self, rows: Tensor, *, biased: bool = True) -> Tensor:
+        """[..., in_features] to [..., out_features]; the bias is added if `biased`."""
         # The compiled code reads adjacent rows; decode's rows already are, and are not copied.
         rows = rows.contiguous()
         product = rows.new_empty(*rows.shape[:-1], self._outputs)
         self._function(
             rows.data_ptr(),
             self.address,
-            None if self._bias is None else self._bias.data_ptr(),
+            None if self._bias is None or not biased else self._bias.data_ptr(),
             product.data_ptr(),
             rows.numel() // self._inputs,
             self._outputs,
@@ -74,6 +86,20 @@ class SkinnyGemm:
             torch.get_num_threads(),
         )
         return product
+
+
+@cache
+def _most_rows(dtype: torch.dtype) -> int:
+    """With how many rows the compiled code is used."""
+    in_float32 = function("gemv", "multiplies_in_float32")
+    if dtype == torch.bfloat16 and in_float32 is not None and in_float32() and not _has_matrix_products():
+        return sys.maxsize
+    return _MOST_ROWS[dtype]
+
+
+def _has_matrix_products() -> bool:
+    """Whether oneDNN has instructions for matrices of bfloat16 here: AMX, or those of ARM."""
+    return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
 
 
 def _is_blocked(weight: Tensor, packed: Tensor) -> bool:
@@ -85,12 +111,12 @@ def _is_blocked(weight: Tensor, packed: Tensor) -> bool:
     per_word = _PER_WORD[weight.dtype]
     address = torch.ops.mkldnn.data_ptr(packed)
     # Equal sizes mean that oneDNN added no padding; the address must lie on a cache line.
-    fits = torch.ops.mkldnn._nbytes(packed) == weight.nbytes and not address % _BLOCK  # noqa: SLF001
-    if outputs % _BLOCK or inputs % per_word or not fits:
+    fits = torch.ops.mkldnn._nbytes(packed) == weight.nbytes and not address % BLOCK  # noqa: SLF001
+    if outputs % BLOCK or inputs % per_word or not fits:
         return False
     # oneDNN's tensors are opaque to torch: the only way to look at the bytes is by their address. No copy is made.
     memory = (ctypes.c_char * weight.nbytes).from_address(address)
-    found = torch.frombuffer(memory, dtype=weight.dtype).view(outputs // _BLOCK, -1, _BLOCK, per_word)
-    expected = weight.reshape(outputs // _BLOCK, _BLOCK, -1, per_word).transpose(1, 2)
+    found = torch.frombuffer(memory, dtype=weight.dtype).view(outputs // BLOCK, -1, BLOCK, per_word)
+    expected = weight.reshape(outputs // BLOCK, BLOCK, -1, per_word).transpose(1, 2)
     # Three blocks are enough to recognize an order; comparing all would read every weight once more at load.
     return all(torch.equal(found[block], expected[block]) for block in (0, len(found) // 2, -1))

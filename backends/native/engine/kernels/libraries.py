@@ -47,7 +47,7 @@ LIBRARIES: dict[str, Library] = {
         Library(
             "gemv",
             "decode of one sequence is about 1.5x slower",
-            _for_dtypes("gemv", *[_POINTER] * 4, *[_LONG] * 3, _INT),
+            _for_dtypes("gemv", *[_POINTER] * 4, *[_LONG] * 3, _INT) | {"multiplies_in_float32": (_INT,)},
         ),
         Library(
             "block_product",
@@ -86,7 +86,12 @@ LIBRARIES: dict[str, Library] = {
         Library(
             "selective_state",
             "decode of 32 sequences of Mamba models takes two to three times as long",
-            {"selective_state_update": (None, *[_POINTER] * 8, *[_INT] * 2)},
+            _for_dtypes("selective_state_update", *[_POINTER] * 11),
+        ),
+        Library(
+            "delta_rule",
+            "decode of 32 sequences of models with gated delta rules takes two to three times as long",
+            _for_dtypes("delta_rule_update", *[_POINTER] * 8),
         ),
         Library(
             "cpu_decode",

@@ -2,8 +2,8 @@
 
 A plain `nn.Linear` has its weight reordered at every call, or is multiplied by a slower routine. For the few rows of a
 decode step the packed layer is up to three times as fast, and with `SkinnyGemm`, where it can be used, half as fast
-again. The product is the same. A packed weight can only be multiplied with, so layers whose `weight` the module around
-them reads stay as they are (Mamba's time steps); models that read one otherwise are found by the self-check.
+again. The product is the same. A packed weight can only be multiplied with, as Mamba does for its time steps; layers
+whose `weight` the module around them reads otherwise stay as they are, and the self-check finds what was overlooked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from backends.native.engine.kernels.gemv import SkinnyGemm
+from backends.native.engine.kernels.gemv import BLOCK, SkinnyGemm
 from backends.native.engine.layers.fusion import replace_modules
 
 # oneDNN chooses its order for so many rows; other numbers of rows work with it, too.
@@ -31,9 +31,19 @@ _FEWEST_ROWS = 4
 
 
 class PackedWeight(NamedTuple):
-    """What models' code may read of a packed weight."""
+    """What models' code may do with a packed weight.
+
+    Attributes:
+        dtype: of its numbers.
+        layer: whose weight it is.
+    """
 
     dtype: torch.dtype
+    layer: PackedLinear
+
+    def __matmul__(self, columns: Tensor) -> Tensor:
+        """The weight by [..., in_features, columns]: [..., out_features, columns]."""
+        return self.layer.product(columns.transpose(-1, -2), biased=False).transpose(-1, -2)
 
 
 class PackedLinear(nn.Module):
@@ -44,26 +54,42 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
         # `linear` itself is not kept: with its unpacked weight the model would be in memory twice.
-        self.weight = PackedWeight(linear.weight.dtype)
-        self._packed = _reordered(linear.weight.detach())
-        self.skinny_gemm = SkinnyGemm.of(linear.weight.detach(), self._packed, self.bias)
+        self.weight = PackedWeight(linear.weight.dtype, self)
+        weight = linear.weight.detach()
+        self._bias = None if linear.bias is None else linear.bias.detach()
+        padding = -self.out_features % BLOCK
+        if padding:
+            # `SkinnyGemm` takes whole blocks of outputs, and with outputs of 0 beside them it is faster than oneDNN.
+            padded = functional.pad(weight, (0, 0, 0, padding))
+            self._packed = _reordered(padded)
+            self.skinny_gemm = SkinnyGemm.of(padded, self._packed, self.bias, self.out_features)
+            if self.skinny_gemm is not None:
+                self._bias = None if self._bias is None else functional.pad(self._bias, (0, padding))
+                return
+        self._packed = _reordered(weight)
+        self.skinny_gemm = SkinnyGemm.of(weight, self._packed, self.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
+        return self.product(rows)
+
+    def product(self, rows: Tensor, *, biased: bool = True) -> Tensor:
+        """[..., in_features] to [..., out_features]; the bias is added if `biased`."""
         # An expert of a mixture may get no row.
         if not rows.numel():
             return rows.new_empty(*rows.shape[:-1], self.out_features)
         if self.skinny_gemm is not None and self.skinny_gemm.takes(rows):
-            return self.skinny_gemm.multiply(rows)
+            return self.skinny_gemm.multiply(rows, biased=biased)
         count = rows.numel() // self.in_features
         if count >= _FEWEST_ROWS:
-            return self._multiply(rows)
+            return self._multiply(rows, self._bias if biased else None)
         padded = functional.pad(rows.reshape(count, -1), (0, 0, 0, _FEWEST_ROWS - count))
-        return self._multiply(padded)[:count].view(*rows.shape[:-1], self.out_features)
+        product = self._multiply(padded, self._bias if biased else None)
+        return product[:count].view(*rows.shape[:-1], self.out_features)
 
-    def _multiply(self, rows: Tensor) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")  # noqa: SLF001
-        return product
+    def _multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")  # noqa: SLF001
+        return product[..., : self.out_features].contiguous()
 
 
 def pack_linears(model: Any, least: int = _LEAST) -> None:
@@ -86,7 +112,10 @@ def pack_linears(model: Any, least: int = _LEAST) -> None:
 
 
 def _layers_whose_weight_is_read(kind: Any) -> frozenset[str]:
-    """The names of the children of which `forward` of a class reads the `weight`'s numbers, except for training."""
+    """The names of the children of which `forward` of a class reads the `weight`'s numbers.
+
+    Except for training, and as the left factor of a product.
+    """
     try:
         source = inspect.getsource(inspect.unwrap(kind.forward))
     except (OSError, TypeError):  # made without a file
@@ -100,10 +129,21 @@ def _layers_whose_weight_is_read(kind: Any) -> frozenset[str]:
             continue
         if isinstance(node, ast.Attribute) and node.attr == "dtype":
             continue
-        if isinstance(node, ast.Attribute) and node.attr == "weight" and isinstance(node.value, ast.Attribute):
-            found.add(node.value.attr)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and _owner_of_weight(node.left):
+            waiting.append(node.right)
+            continue
+        name = _owner_of_weight(node)
+        if name is not None:
+            found.add(name)
         waiting += ast.iter_child_nodes(node)
     return frozenset(found)
+
+
+def _owner_of_weight(node: ast.AST) -> str | None:
+    """`name`, if the code is `something.name.weight`."""
+    if isinstance(node, ast.Attribute) and node.attr == "weight" and isinstance(node.value, ast.Attribute):
+        return node.value.attr
+    return None
 
 
 def _reordered(weight: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.lora.layers import adapting
-from backends.native.engine.state import causal_conv, griffin, selective_scan, selective_state
+from backends.native.engine.state import causal_conv, delta_rule, griffin, selective_scan, selective_state
 from backends.native.engine.state.functions import function_of, with_functions
 from backends.native.engine.state.step import Group, StateView, current_groups
 
@@ -61,9 +61,9 @@ def _names_in(module: nn.Module) -> tuple[str, ...]:
 def _own_forward(module: Any) -> Callable[..., Any]:
     """The forward of a module, with our convolution and recurrence in decode."""
     forward: Callable[..., Any] = module.forward
-    ours = {causal_conv.NAME: causal_conv.causal_conv_update} | dict.fromkeys(
-        selective_state.NAMES, selective_state.selective_state_update
-    )
+    ours: dict[str, Callable[..., Any]] = {causal_conv.NAME: causal_conv.causal_conv_update}
+    ours |= dict.fromkeys(selective_state.NAMES, selective_state.selective_state_update)
+    ours |= dict.fromkeys(delta_rule.NAMES, delta_rule.delta_rule_update)
     used = ours.keys() & set(_names_in(module))
     found = {name: partial(ours[name], function_of(forward, name)) for name in used}
     return with_functions(forward, found) if found else forward

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from backends.native.engine.kernels.jit import function
+from backends.native.engine.kernels.jit import typed_function
 
 NAMES = ("mamba_selective_state_update", "mamba2_selective_state_update")
 """The names of transformers' functions, whose place this one takes."""
+MAX_SIZE = 256
+"""The most numbers of a row's state; MAX_SIZE of `src/selective_state.cpp`."""
 
 
 def selective_state_update(  # noqa: PLR0913 - transformers' arguments
@@ -46,20 +47,43 @@ def selective_state_update(  # noqa: PLR0913 - transformers' arguments
         z: [sequences, channels...], the gate.
         others: for `own`.
     """
-    compiled = function("selective_state", "selective_state_update") if state.device.type == "cpu" else None
-    if compiled is None or state.dtype != torch.float32 or not state.is_contiguous():
+    given = [hidden_states, dt, B, C] if z is None else [hidden_states, dt, B, C, z]
+    # Where dtypes are mixed, float32 holds them all.
+    dtype = dt.dtype if len({each.dtype for each in given}) == 1 else torch.float32
+    compiled = typed_function("selective_state", "selective_state_update", dtype) if dt.device.type == "cpu" else None
+    size = state.shape[-1]
+    if compiled is None or (state.dtype, state.is_contiguous()) != (torch.float32, True) or size > MAX_SIZE:
         return own(state, hidden_states, dt, A, B, C, D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, **others)
-    steps = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
-    steps = functional.softplus(steps) if dt_softplus else steps
     alike = A.stride(-1) == 0  # Mamba 2 has one number for each head
-    arrays = [each.float().contiguous() for each in (A[..., 0] if alike else A, steps, hidden_states, B, C)]
-    outputs = torch.empty(hidden_states.shape)
-    groups = 1 if B.dim() == 2 else B.shape[1]
-    sizes = (len(state), hidden_states[0].numel(), state.shape[-1], groups)
-    pointers = [array.data_ptr() for array in (state, *arrays, outputs)]
-    compiled(*pointers, (ctypes.c_long * 4)(*sizes), alike, torch.get_num_threads())
-    if D is not None:
-        outputs += hidden_states * D
-    if z is not None:
-        outputs *= functional.silu(z)
-    return outputs.to(hidden_states.dtype)
+    decay = (A[..., 0] if alike else A.contiguous()).float()
+    bias = None if dt_bias is None else dt_bias.to(dt.dtype).float()
+    skip = None if D is None else D.float()
+    inputs, steps = hidden_states.to(dtype), dt.to(dtype)
+    gate = None if z is None else z.to(dtype)
+    if inputs.dim() == 2:  # Mamba's channels are the rows of one head
+        inputs, steps, decay = inputs.unsqueeze(1), steps.unsqueeze(1), decay.unsqueeze(0)
+        bias, skip = (None if each is None else each.unsqueeze(0) for each in (bias, skip))
+        gate = None if gate is None else gate.unsqueeze(1)
+    into, out = (each.to(dtype).contiguous().view(len(state), -1, size) for each in (B, C))
+    outputs = torch.empty(inputs.shape, dtype=dtype)
+    arrays = (state, decay, bias, skip, steps, inputs, gate, into, out, outputs)
+    compiled(
+        *(None if array is None else array.data_ptr() for array in arrays),
+        (ctypes.c_long * 27)(
+            *inputs.shape,
+            size,
+            into.shape[1],
+            dt_softplus,
+            alike,
+            torch.get_num_threads(),
+            *steps.stride(),
+            *inputs.stride(),
+            *(gate.stride() if gate is not None else (0, 0, 0)),
+            *decay.stride()[:2],
+            *(bias.stride() if bias is not None else (0, 0)),
+            *(skip.stride() if skip is not None else (0, 0)),
+            *into.stride()[:2],
+            *out.stride()[:2],
+        ),
+    )
+    return outputs.view(hidden_states.shape).to(hidden_states.dtype)

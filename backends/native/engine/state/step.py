@@ -118,7 +118,10 @@ class StateView:
 
     def _set(self, name: StateKey, state: Tensor) -> None:
         if isinstance(self._slots, slice):
-            self._pool.make(name, state)[self._slots].copy_(state)
+            own = self._pool.make(name, state)[self._slots]
+            # What was changed in place is there already.
+            if (own.data_ptr(), own.shape, own.stride()) != (state.data_ptr(), state.shape, state.stride()):
+                own.copy_(state)
         else:
             self._copies[name] = state
 

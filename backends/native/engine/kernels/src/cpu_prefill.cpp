@@ -83,8 +83,7 @@ struct Tile {
     for (long block = first; block * BLOCK < position + rows; block++) {
       std::memset(scores, 0, sizeof scores);
       add_rows<DotBFloat16>(reinterpret_cast<const uint32_t*>(queries), size.token_stride / 2,
-                            reinterpret_cast<const u32x16*>(keys + block * each), size.width / 2, scores[0], rows,
-                            false);
+                            reinterpret_cast<const u32x16*>(keys + block * each), size.width / 2, scores[0], rows);
       for (long row = 0; row < rows; row++) {
         const long end = position + row + 1 - block * BLOCK;
         softmax(row, size.window ? end - size.window : 0, end, scale, columns);
@@ -92,7 +91,7 @@ struct Tile {
       for (long column = 0; column < columns; column++)
         add_rows<DotBFloat16>(reinterpret_cast<const uint32_t*>(weights), PAIRS,
                               reinterpret_cast<const u32x16*>(values + block * each + column * PAIRS * BLOCK), PAIRS,
-                              sums[column][0], rows, false);
+                              sums[column][0], rows);
     }
     for (long row = 0; row < rows; row++)
       for (long at = 0; at < size.width; at += LANES) {

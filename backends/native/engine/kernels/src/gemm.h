@@ -5,7 +5,12 @@
 // at a time as they can. More rows take turns at pieces of the weight of K_PIECE words (32 KB), which stay in the
 // first- or second-level cache between turns. Memory must not rest meanwhile, so every turn prefetches its share of the
 // next piece: a CPU's own prefetcher stops when nothing new is read.
+//
+// Where a CPU multiplies pairs of bfloat16 slowly or not at all, products are computed in float32. For several tiles
+// both factors are widened before: the rows once, the weight a piece at a time. A row's sums are the same either way.
 #pragma once
+
+#include <vector>
 
 #include "dot.h"
 
@@ -16,6 +21,7 @@ constexpr long VECTORS = BLOCK / LANES;  // vectors of one block
 constexpr long TILE = 6;                 // rows whose sums stay in registers
 constexpr long K_PIECE = 128;            // words of a weight's block between turns of tiles
 constexpr long LINE = sizeof(u32x16);    // bytes of a cache line
+constexpr long WIDENED_PIECE = 32;       // the same where the weight is widened, which doubles it (16 KB)
 constexpr long DISTANCE = 8192;          // bytes that a single turn prefetches ahead
 constexpr long MAX_ROWS = 64;            // MAX_ROWS of gemv.py
 
@@ -65,26 +71,25 @@ void add_tile(const uint32_t* inputs, long stride, const words* weight, long cou
 
 // sums[rows, VECTORS] += inputs[rows, count words] by weight[count, VECTORS], in tiles of nearly equal size.
 //
-// If `prefetch`, what lies behind the weight is read next.
+// Meanwhile the `coming` cache lines from `ahead` on are prefetched.
 template <class Dot>
 void add_rows(const uint32_t* inputs, long stride, const u32x16* weight, long count, f32x16* sums, long rows,
-              bool prefetch) {
-  long tiles = (rows + TILE - 1) / TILE;
-  const long lines = prefetch ? (VECTORS + tiles - 1) / tiles : 0;
-  const char* ahead = reinterpret_cast<const char*>(weight) + (tiles > 1 ? count * VECTORS * LINE : DISTANCE);
-  for (; tiles; tiles--) {
-    const long tile = (rows + tiles - 1) / tiles;
+              const u32x16* ahead = nullptr, long coming = 0) {
+  for (long tiles = (rows + TILE - 1) / TILE; tiles; tiles--) {
+    const long tile = (rows + tiles - 1) / tiles, lines = (coming + tiles * count - 1) / (tiles * count);
     const auto* from = reinterpret_cast<const words*>(weight);
+    const auto* next = reinterpret_cast<const char*>(ahead);
     auto* to = reinterpret_cast<floats*>(sums);
     switch (tile) {
-      case 1: add_tile<Dot, 1>(inputs, stride, from, count, to, ahead, lines); break;
-      case 2: add_tile<Dot, 2>(inputs, stride, from, count, to, ahead, lines); break;
-      case 3: add_tile<Dot, 3>(inputs, stride, from, count, to, ahead, lines); break;
-      case 4: add_tile<Dot, 4>(inputs, stride, from, count, to, ahead, lines); break;
-      case 5: add_tile<Dot, 5>(inputs, stride, from, count, to, ahead, lines); break;
-      case 6: add_tile<Dot, 6>(inputs, stride, from, count, to, ahead, lines); break;
+      case 1: add_tile<Dot, 1>(inputs, stride, from, count, to, next, lines); break;
+      case 2: add_tile<Dot, 2>(inputs, stride, from, count, to, next, lines); break;
+      case 3: add_tile<Dot, 3>(inputs, stride, from, count, to, next, lines); break;
+      case 4: add_tile<Dot, 4>(inputs, stride, from, count, to, next, lines); break;
+      case 5: add_tile<Dot, 5>(inputs, stride, from, count, to, next, lines); break;
+      case 6: add_tile<Dot, 6>(inputs, stride, from, count, to, next, lines); break;
     }
-    rows -= tile, inputs += tile * stride, sums += tile * VECTORS, ahead += lines * count * LINE;
+    rows -= tile, inputs += tile * stride, sums += tile * VECTORS;
+    ahead += lines * count, coming = std::max(0L, coming - lines * count);
   }
 }
 
@@ -104,22 +109,68 @@ void finish(const f32x16* sums, long rows, long first, long wide, long outputs, 
     }
 }
 
+// Whether products of bfloat16 are computed in float32: Intel's instruction for pairs of bfloat16 (AVX512-BF16) makes
+// half as many products a second as the one for float32 (measured), AMD's more.
+inline bool multiplies_in_float32() {
+#ifdef __AVX512BF16__
+  return __builtin_cpu_is("intel");
+#else
+  return true;
+#endif
+}
+
+// numbers[count], in float32.
+template <class Dtype>
+void widen(const void* numbers, float* widened, long count) {
+  const auto* from = static_cast<const typename Dtype::scalar*>(numbers);
+  for (long at = 0; at < count; at += LANES)
+    store<Float32>(widened + at, load<Dtype>(from + at, count - at), count - at);
+}
+
+// widened[2 * count, VECTORS] = weight[count, VECTORS], whose words are pairs of bfloat16.
+inline void widen_pairs(const u32x16* weight, f32x16* widened, long count) {
+  for (long k = 0; k < count; k++, widened += VECTORS)
+    for (long end = VECTORS; end; end--, weight++, widened++) {
+      widened[0] = (f32x16)(*weight << 16);
+      widened[VECTORS] = (f32x16)(*weight & 0xffff0000u);
+    }
+}
+
 // output[rows, outputs] = round(input[rows, inputs] by weight + bias) + residual[rows, outputs].
 //
-// `bias` and `residual` may be null; `residual` may be `output`. Called by every thread of a parallel region.
+// The weight's last block may be padded. `bias` and `residual` may be null; `residual` may be `output`. Called by every
+// thread of a parallel region.
 template <class Dot>
 void multiply(const void* input, const void* packed, const void* bias, const void* residual, void* output, long rows,
               long outputs, long inputs) {
-  const long length = inputs / Dot::PER_WORD, piece = rows > TILE ? K_PIECE : length;
+  const bool in_float32 = Dot::PER_WORD > 1 && multiplies_in_float32(), widens = in_float32 && rows > TILE;
+  const long length = inputs / Dot::PER_WORD;
+  const long piece = widens ? WIDENED_PIECE : rows > TILE ? K_PIECE : length;
+  // Every thread widens all rows, which takes less time than to wait for the others.
+  static thread_local std::vector<float> widened;
+  if (widens) {
+    widened.resize(rows * inputs);
+    widen<Dot>(input, widened.data(), rows * inputs);
+  }
 #pragma omp for schedule(static)
-  for (long block = 0; block < outputs / BLOCK; block++) {
+  for (long first = 0; first < outputs; first += BLOCK) {
     f32x16 sums[MAX_ROWS * VECTORS];
     std::fill(sums, sums + rows * VECTORS, f32x16{});
-    const u32x16* weight = static_cast<const u32x16*>(packed) + block * length * VECTORS;
-    for (long k = 0; k < length; k += piece)
-      add_rows<Dot>(static_cast<const uint32_t*>(input) + k, length, weight + k * VECTORS, std::min(piece, length - k),
-                    sums, rows, true);
-    finish<Dot>(sums, rows, block * BLOCK, BLOCK, outputs, bias, residual, output);
+    const u32x16* weight = static_cast<const u32x16*>(packed) + first / BLOCK * length * VECTORS;
+    for (long k = 0; k < length; k += piece) {
+      const long count = std::min(piece, length - k);
+      const u32x16 *now = weight + k * VECTORS, *ahead = now + (rows > TILE ? count * VECTORS : DISTANCE / LINE);
+      if (widens) {
+        f32x16 floats[2 * WIDENED_PIECE * VECTORS];
+        widen_pairs(now, floats, count);
+        add_rows<DotFloat32>(reinterpret_cast<const uint32_t*>(widened.data()) + 2 * k, inputs,
+                             reinterpret_cast<const u32x16*>(floats), 2 * count, sums, rows, ahead, count * VECTORS);
+      } else {
+        const auto add = in_float32 ? add_rows<WideDotBFloat16> : add_rows<Dot>;
+        add(static_cast<const uint32_t*>(input) + k, length, now, count, sums, rows, ahead, count * VECTORS);
+      }
+    }
+    finish<Dot>(sums, rows, first, std::min(BLOCK, outputs - first), outputs, bias, residual, output);
   }
 }
 

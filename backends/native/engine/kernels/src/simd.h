@@ -27,6 +27,26 @@ typedef float f32x4 __attribute__((vector_size(16)));
 
 constexpr i32x16 LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
+// The lanes of `first` and `second`, those of `first` first: every other one from the first on, and from the second on;
+// and lanes of both in turn, the lower halves' and the upper ones'. GCC and Clang have different words for it.
+#ifdef __clang__
+#define SHUFFLE(name, ...)                                 \
+  template <class VECTOR>                                  \
+  VECTOR name(VECTOR first, VECTOR second) {               \
+    return __builtin_shufflevector(first, second, __VA_ARGS__); \
+  }
+#else
+#define SHUFFLE(name, ...)                                         \
+  template <class VECTOR>                                          \
+  VECTOR name(VECTOR first, VECTOR second) {                       \
+    return __builtin_shuffle(first, second, i32x16{__VA_ARGS__});  \
+  }
+#endif
+SHUFFLE(even_lanes, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)
+SHUFFLE(odd_lanes, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)
+SHUFFLE(interleave_lower, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+SHUFFLE(interleave_upper, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+
 inline float bits_to_float(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);

@@ -31,6 +31,7 @@ NUMERIC_TESTS = [
     "layers/test_fused_norm.py",
     "sampling/test_gumbel.py",
     "state/test_causal_conv.py",
+    "state/test_delta_rule.py",
     "state/test_selective_state.py",
 ]
 

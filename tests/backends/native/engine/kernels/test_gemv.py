@@ -41,13 +41,26 @@ def test_products_equal_those_in_float64(
     weight = torch.randn(outputs, inputs).to(dtype)
     added = torch.randn(outputs).to(dtype) if bias else None
     product = of(weight, added)
-    # Every size of a tile, and several tiles; of float32 the most rows, too.
-    for count in (*range(1, 25), *([63, 64] if dtype == torch.float32 else [])):
+    # Every size of a tile, and several tiles; beyond 24 rows of bfloat16 where that pays.
+    for count in (*range(1, 25), 63, 64, 65, 130):
         rows = torch.randn(count, inputs).to(dtype)
+        if count > 24 and not product.takes(rows):
+            continue
         expected = functional.linear(rows.double(), weight.double(), None if added is None else added.double())
         assert product.takes(rows)
         error = (product.multiply(rows).double() - expected).abs() / (expected.abs() + inputs**0.5)
         assert error.max() < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_product_whatever_other_rows_there_are(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    product, rows = of(torch.randn(128, 608).to(dtype), None), torch.randn(130, 608).to(dtype)
+    alone = torch.cat([product.multiply(row.unsqueeze(0)) for row in rows])
+    counts = [count for count in (2, 6, 7, 13, 24, 64, 130) if product.takes(rows[:count])]
+    assert 24 in counts
+    for count in counts:
+        assert torch.equal(product.multiply(rows[:count]), alone[:count])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

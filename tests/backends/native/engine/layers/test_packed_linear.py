@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("shape", [(1, 24), (33, 24), (1, 5, 24), (0, 24), (1, 0, 24)])
+@pytest.mark.parametrize("shape", [(1, 24), (33, 24), (70, 24), (1, 5, 24), (0, 24), (1, 0, 24)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_it_equals_the_plain_layer(shape: tuple[int, ...], bias: bool, dtype: torch.dtype, tolerance: float) -> None:
@@ -32,6 +32,14 @@ def test_it_equals_the_plain_layer(shape: tuple[int, ...], bias: bool, dtype: to
         expected = model(rows)
         pack_linears(model, least=1)
         torch.testing.assert_close(model(rows), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("columns", [1, 5, 70])
+def test_its_weight_multiplies_columns_as_a_tensor_does(columns: int) -> None:
+    torch.manual_seed(0)
+    layer, given = nn.Linear(24, 40), torch.randn(2, 24, columns)
+    with torch.inference_mode():
+        torch.testing.assert_close(PackedLinear(layer).weight @ given, layer.weight @ given, atol=1e-5, rtol=1e-5)
 
 
 def test_only_plain_layers_in_float32_and_bfloat16_are_packed() -> None:
@@ -54,13 +62,13 @@ class Around(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read, self.cast, self.fused = (nn.Linear(8, 8) for _ in range(3))
+        self.read, self.cast, self.fused, self.factor = (nn.Linear(8, 8) for _ in range(4))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         if self.training and rows.dim() == 1:
             return rows @ self.fused.weight.T
         made = self.fused(self.cast(rows.to(self.cast.weight.dtype)))
-        return made @ self.read.weight.T
+        return (self.factor.weight @ made.unsqueeze(-1))[..., 0] @ self.read.weight.T
 
 
 def test_layers_whose_numbers_the_module_around_them_reads_are_left_alone() -> None:
@@ -71,6 +79,7 @@ def test_layers_whose_numbers_the_module_around_them_reads_are_left_alone() -> N
         "read": nn.Linear,
         "cast": PackedLinear,
         "fused": PackedLinear,
+        "factor": PackedLinear,
     }
     torch.testing.assert_close(model(rows), expected)
 
