@@ -114,7 +114,8 @@ class Health(msgspec.Struct, frozen=True):
 class EngineState(msgspec.Struct, frozen=True):
     """The last state report of a native engine.
 
-    `running` and `waiting` are sequences now. `kv_usage` is the share of the KV cache's blocks in use, from 0 to 1, and
+    `running` and `waiting` are sequences now, and `swapped` those of the waiting that have something in the swap space,
+    of which the share `swap_usage` is taken. `kv_usage` is the share of the KV cache's blocks in use, from 0 to 1, and
     `kv_touched` the share that was ever in use, whose memory is taken. `resident_bytes` is the memory of the engine's
     process. The others count since the start of the engine: preemptions, tokens looked up and found in the prefix
     cache, and with speculation the verifications of drafts, their tokens and those of them that were right.
@@ -131,6 +132,8 @@ class EngineState(msgspec.Struct, frozen=True):
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    swapped: int = 0
+    swap_usage: float = 0.0
 
 
 class NotPrepared(Exception):

@@ -335,4 +335,6 @@ def _state(pong: Pong) -> EngineState:
         drafts=pong.drafts,
         draft_tokens=pong.draft_tokens,
         accepted_tokens=pong.accepted_tokens,
+        swapped=pong.swapped,
+        swap_usage=pong.swap_usage,
     )

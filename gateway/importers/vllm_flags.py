@@ -203,7 +203,9 @@ FLAGS: Mapping[str, Flag] = {
     ),
     "gpu-memory-utilization": Flag(_notes(_MEMORY)),
     "num-gpu-blocks-override": Flag(_notes(_MEMORY)),
-    "swap-space": Flag(_notes(_MEMORY)),
+    "swap-space": Flag(
+        _sets("swap_space", float), help="GiB of the host's memory for preempted sequences.  [default: 4]"
+    ),
     "cpu-offload-gb": Flag(_refuses("a model has to fit into the memory of its device: try --dtype int8")),
     "kv-cache-dtype": Flag(_only(("auto",), 'the KV cache has the model\'s dtype, or `kv_cache_dtype = "int8"`')),
     "quantization": Flag(_notes("the model's folder says how it is quantized; `--dtype int8` quantizes"), short="-q"),

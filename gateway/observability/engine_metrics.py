@@ -16,6 +16,8 @@ from backends.base import Backend, EngineState, RunsEngine
 _GAUGES = {
     "vllm:num_requests_running": ("Sequences in the engine's batch", "running"),
     "vllm:num_requests_waiting": ("Sequences that wait for the engine", "waiting"),
+    "vllm:num_requests_swapped": ("Sequences that wait with their pages in the host's memory", "swapped"),
+    "vllm:cpu_cache_usage_perc": ("Share of the swap space in use, 0 to 1", "swap_usage"),
     "vllm:kv_cache_usage_perc": ("Share of the KV cache in use, 0 to 1", "kv_usage"),
     "gw_engine_kv_cache_touched_perc": ("Share of the KV cache whose memory is taken, 0 to 1", "kv_touched"),
     "gw_engine_resident_memory_bytes": ("Memory of the engine's process", "resident_bytes"),

@@ -69,9 +69,11 @@ def free_memory(device: torch.device) -> int:
 
 
 def release_memory() -> None:
-    """Give the memory that torch keeps for later tensors back to the accelerator, if there is one."""
+    """Give the memory that torch keeps for later tensors back to the accelerator, if there is one, and to its host."""
     if accelerator() is not None:
         torch.accelerator.empty_cache()
+        if hasattr(torch.accelerator, "empty_host_cache"):  # not in older versions
+            torch.accelerator.empty_host_cache()
 
 
 @contextmanager
@@ -141,7 +143,12 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return tensor
     # torch does not use the pinned memory again before the copy is done: its allocator notes the stream.
-    return tensor.pin_memory().to(device, non_blocking=True) if _pins(device.type) else tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if can_pin(device) else tensor.to(device)
+
+
+def can_pin(device: torch.device) -> bool:
+    """Whether it is an accelerator that copies from pinned memory and to it."""
+    return device.type != "cpu" and _pins(device.type)
 
 
 def index_tensor(values: Iterable[int], device: torch.device) -> Tensor:

@@ -360,6 +360,7 @@ def _assemble(
         on_preempted=runner.forget,
         snapshots=runner.states,
     )
+    scheduler.swap = runner.swap
     hidden = HiddenStates.of(loaded.model, runner)
     ready = _ready(
         loaded,

@@ -185,6 +185,7 @@ class Engine:
             pool.touched,
             resident_memory(),
             *self._speculation_counts(),
+            *((scheduler.swap.sequences, scheduler.swap.usage) if scheduler.swap is not None else (0, 0.0)),
         )
 
     def _speculation_counts(self) -> tuple[int, int, int]:
@@ -389,8 +390,7 @@ class Engine:
 
     def _end(self, sequence: Sequence) -> None:
         self._sequences.pop((sequence.connection, sequence.request.seq))
-        # A job of the constraint may still run in a thread. It writes to the constraint only, which nobody reads any
-        # more.
+        # A job of the constraint may still run in a thread; it writes to the constraint only, which nobody reads.
         if sequence.constraint is not None:
             sequence.constraint.leave()
         self._scheduler.remove(sequence)

@@ -5,11 +5,12 @@ The KV cache gets a share of what the worst step leaves (`worst_step`).
 
 from __future__ import annotations
 
+import structlog
 import torch
 from msgspec import structs
 
 from backends.native.engine.attention.kv_cache import KVCache
-from backends.native.engine.devices import OUT_OF_MEMORY, free_memory, release_memory
+from backends.native.engine.devices import OUT_OF_MEMORY, can_pin, free_memory, release_memory
 from backends.native.engine.errors import LoadError
 from backends.native.engine.loading.stacking_check import find_stacking
 from backends.native.engine.loading.weights import LoadedModel
@@ -22,6 +23,7 @@ from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.graphs import are_wanted
 from backends.native.engine.runner.packed import PackedRunner, Runner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
+from backends.native.engine.runner.swap_space import SwapSpace
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.worst_step import step_memory
 from backends.native.machine import available_memory
@@ -30,11 +32,15 @@ from backends.native.multimodal.registry import MULTIMODAL_REGISTRY
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Submit
 
+log = structlog.get_logger()
+
 # Default size of the KV cache: at most this share of the memory that is free once the model is loaded ...
 _GPU_SHARE = 0.85
 _CPU_SHARE = 0.25
 # ... and on a CPU, whose memory other processes need too, at most this many bytes.
 _CPU_MAX_BYTES = 8 * 1024**3
+# At most this share of the host's memory is for preempted sequences of an accelerator.
+_SWAP_SHARE = 0.5
 # Tokens of all sequences together on the per-sequence path, whose bytes per token are unknown before they are run.
 _PER_SEQUENCE_TOKENS = 65_536
 
@@ -113,7 +119,24 @@ def packed_runner(
         snapshots=sizes.snapshots,
         lora_slots=lora_slots,
     )
+    if can_pin(loaded.model.device):  # on a CPU it would be no other memory than the cache's
+        runner.swap = _swap_space(runner, probe, sizes, options)
     return runner, sizes
+
+
+def _swap_space(
+    runner: PackedRunner, probe: PackedRunner, on_device: CacheSizes, options: EngineOptions
+) -> SwapSpace | None:
+    """Memory of the host for preempted sequences; None: there is none."""
+    memory = min(options.swap_space * 1024**3, available_memory() * _SWAP_SHARE / options.replica_count)
+    sizes = on_device.within(int(memory), probe)
+    if min(sizes.blocks, sizes.sequences) < 1:
+        return None
+    try:
+        return SwapSpace(runner.cache, runner.states, sizes.blocks, sizes.sequences)
+    except (*OUT_OF_MEMORY, RuntimeError) as error:  # it cannot be pinned
+        log.warning("swap_space.not_used", why=str(error))
+        return None
 
 
 def _step_bytes(loaded: LoadedModel, probe: PackedRunner, embedder: Embedder | None, options: EngineOptions) -> int:

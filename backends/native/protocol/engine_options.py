@@ -33,6 +33,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
         block_size: tokens of a KV cache block.
         kv_tokens: tokens in the KV cache; 0: as many as memory allows.
         kv_cache_dtype: `auto`, the model's, or `int8`: keys and values in 8 bits.
+        swap_space: GiB of the host's memory for the pages of preempted sequences of an accelerator; 0: none.
         prefix_caching: reuse cache blocks of equal prefixes.
         speculation: verify draft tokens where that is faster; the tokens stay the same.
         draft_model: folder of a smaller model of the same vocabulary that writes drafts, too; empty: none. Implies
@@ -57,6 +58,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     block_size: int = 16
     kv_tokens: int = 0
     kv_cache_dtype: str = "auto"
+    swap_space: Annotated[float, msgspec.Meta(ge=0, le=65_536)] = 4.0
     prefix_caching: bool = True
     speculation: bool = False
     draft_model: str = ""

@@ -196,7 +196,8 @@ class Pong(Message, frozen=True):
 
     `preemptions`, `prefix_queries`, `prefix_hits` and `touched_blocks` count since the engine started; prefixes are
     counted in tokens. `resident_bytes` is the process's memory. `drafts` counts the steps of sequences that verified
-    drafts, `draft_tokens` and `accepted_tokens` their tokens and those of them that were right.
+    drafts, `draft_tokens` and `accepted_tokens` their tokens and those of them that were right. `swapped` preempted
+    sequences have something in the swap space, of which the share `swap_usage`, 0 to 1, is taken.
     """
 
     token: int
@@ -212,6 +213,8 @@ class Pong(Message, frozen=True):
     drafts: int = 0
     draft_tokens: int = 0
     accepted_tokens: int = 0
+    swapped: int = 0
+    swap_usage: float = 0.0
 
 
 class Loading(Message, frozen=True):

@@ -23,10 +23,12 @@ def exposed(models: dict[str, str], **backends: ScriptedBackend) -> list[str]:
 
 def test_an_engine_has_metrics_under_vllms_names() -> None:
     engine = Engine("local")
-    engine.engine_states = {"0": EngineState(3, 2, 0.25, 1, 100, 64, 0.5, 4096, 5, 30, 21), "1": None}
+    engine.engine_states = {"0": EngineState(3, 2, 0.25, 1, 100, 64, 0.5, 4096, 5, 30, 21, 1, 0.125), "1": None}
     assert exposed({"local": "chat"}, local=engine, scripted=ScriptedBackend("scripted")) == [
         'vllm:num_requests_running{backend="local",engine="0",model_name="chat"} 3.0',
         'vllm:num_requests_waiting{backend="local",engine="0",model_name="chat"} 2.0',
+        'vllm:num_requests_swapped{backend="local",engine="0",model_name="chat"} 1.0',
+        'vllm:cpu_cache_usage_perc{backend="local",engine="0",model_name="chat"} 0.125',
         'vllm:kv_cache_usage_perc{backend="local",engine="0",model_name="chat"} 0.25',
         'gw_engine_kv_cache_touched_perc{backend="local",engine="0",model_name="chat"} 0.5',
         'gw_engine_resident_memory_bytes{backend="local",engine="0",model_name="chat"} 4096.0',

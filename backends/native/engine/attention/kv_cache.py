@@ -100,12 +100,13 @@ class KVCache:
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block, over all layers that have pools."""
-        pools = [
-            pool
-            for layer in self._layers.values()
-            for pool in (layer.keys, layer.values, layer.key_scales, layer.value_scales)
-        ]
-        return sum(pool[: self.block_size].numel() * pool.element_size() for pool in pools if pool is not None)
+        return sum(pool[: self.block_size].numel() * pool.element_size() for pool in self._pools())
+
+    def pages(self) -> list[Tensor]:
+        """Every pool, [blocks with the spare ones, bytes of a block in it] uint8, in place."""
+        blocks = self.blocks + self.spare_blocks
+        pools = [pool.flatten(1).view(torch.uint8) for pool in self._pools()]  # [slots, bytes]
+        return [pool.view(blocks, self.block_size * pool.shape[1]) for pool in pools]
 
     def resized(self, blocks: int) -> KVCache:
         """An empty cache with pools for the same layers and another number of blocks."""
@@ -114,6 +115,14 @@ class KVCache:
             # Only their shape, dtype and device are used.
             cache.layer(key, layer.keys, layer.values)
         return cache
+
+    def _pools(self) -> list[Tensor]:
+        return [
+            pool
+            for layer in self._layers.values()
+            for pool in (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+            if pool is not None
+        ]
 
     def _pool(self, like: Tensor) -> Tensor:
         # Not zeroed: a sequence's slots are written before they are read. Zeroing would touch every page of a memory

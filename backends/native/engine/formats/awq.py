@@ -10,17 +10,16 @@ from typing import Any
 
 from torch import Tensor
 
-from backends.native.engine.formats.packing import spread, unpack
+from backends.native.engine.formats.levels import Levels
+from backends.native.engine.formats.packing import unpack
 
 PARTS = ("qweight", "qzeros", "scales")
 # Outputs that a word holds, from its lowest bits: an order that suits the instructions of its CUDA kernel.
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def decode(parts: Mapping[str, Tensor], _: Mapping[str, Any]) -> Tensor:
-    """The weight [outputs, inputs], float32."""
+def levels(parts: Mapping[str, Tensor], _: Mapping[str, Any]) -> Levels:
+    """The weight [outputs, inputs]."""
     numbers = unpack(parts["qweight"], 4, 1, _ORDER)  # [inputs, outputs]
     zeros = unpack(parts["qzeros"], 4, 1, _ORDER)  # [groups, outputs]
-    scales = parts["scales"].float()
-    weight = (numbers - spread(zeros, numbers.shape)) * spread(scales, numbers.shape)
-    return weight.T
+    return Levels(4, numbers.T, zeros.T, parts["scales"].float().T)

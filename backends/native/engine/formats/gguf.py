@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.gguf_header import Tensor as Place
 from backends.native.checkpoints.gguf_header import read_header
+from backends.native.engine.formats.weights import Weights, placeholders
 from backends.native.engine.kernels.block_product import KINDS, Blocks
 
 # Tensors that a model does not have: what they say is in its configuration.
@@ -28,19 +29,6 @@ _IN_CONFIG = re.compile(r"^rope_freqs\.weight$|\.attn_rot_embd$|\.rope_freqs$")
 
 Keep = Callable[[Any], bool]
 """Whether the weight of a module may stay in blocks."""
-
-
-class Weights(NamedTuple):
-    """A model's weights by their names in transformers.
-
-    Attributes:
-        tensors: all of them, or for an accelerator what reads each (`formats.streaming`); of one that is in `blocks` a
-            placeholder that has its shape and takes no memory.
-        blocks: those that stay in the file's blocks.
-    """
-
-    tensors: dict[str, Any]
-    blocks: dict[str, Blocks]
 
 
 def read_gguf(file: Path, model: Any, dtype: torch.dtype, keep: Keep | None = None) -> Weights:
@@ -77,9 +65,7 @@ def read_gguf(file: Path, model: Any, dtype: torch.dtype, keep: Keep | None = No
         # transformers would leave them out silently: the answers of a model without its biases are noise.
         raise CheckpointError(f"{file} has {len(unused)} tensors that {type(model).__name__} does not: {unused[0]} ...")
     tensors = {name: tensor.to(dtype) for name, tensor in made["tensors"].items()}
-    nothing = torch.zeros((), dtype=dtype)
-    tensors |= {name: nothing.expand(found.outputs, found.inputs) for name, found in kept.items()}
-    return Weights(tensors, kept)
+    return Weights(tensors | placeholders(kept, dtype), kept)
 
 
 def _keep(place: Place, model: Any, processor: Any, names: dict[str, str], keep: Keep) -> Blocks | None:

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from backends.native.engine.formats.levels import Levels
 from backends.native.engine.formats.packing import unpack
 
 PARTS = ("qweight", "qzeros", "scales", "g_idx")
 
 
-def decode(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> Tensor:
-    """The weight [outputs, inputs], float32."""
+def levels(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> Levels:
+    """The weight [outputs, inputs]."""
     # By the shapes: layers may have other bits than the configuration says of most (`dynamic`, `extra_config`).
     bits = 32 * parts["qzeros"].shape[1] // parts["qweight"].shape[1]
     if bits not in (2, 4, 8):
@@ -27,11 +28,9 @@ def decode(parts: Mapping[str, Tensor], quantization: Mapping[str, Any]) -> Tens
     if str(quantization.get("checkpoint_format") or "gptq").lower() == "gptq":
         # The first form keeps zeros less one; a zero of 0 was kept as -1, in so many bits.
         zeros = (zeros + 1).bitwise_and_(2**bits - 1)
-    scales = parts["scales"].float()
     groups = parts.get("g_idx")
-    if groups is None:
-        length = -(-len(numbers) // len(scales))
-        groups = torch.arange(len(numbers)) // length
+    length = -(-len(numbers) // len(zeros))
+    neighbours = torch.arange(len(numbers)) // length
     # With `desc_act` the groups' inputs are not neighbours.
-    groups = groups.long()
-    return ((numbers - zeros[groups]) * scales[groups]).T
+    order = None if groups is None or torch.equal(groups.long(), neighbours) else groups.long()
+    return Levels(bits, numbers.T, zeros.T, parts["scales"].float().T, order)

@@ -14,9 +14,10 @@ from backends.native.checkpoints.folder import read_json
 from backends.native.checkpoints.gguf_header import read_header
 from backends.native.checkpoints.layout import gguf_of
 from backends.native.checkpoints.quantization import bits_of, method_of, read_quantization
-from backends.native.engine.formats.gguf import Keep, Weights, read_gguf
+from backends.native.engine.formats.gguf import Keep, read_gguf
 from backends.native.engine.formats.quantized import FORMATS, read_quantized
 from backends.native.engine.formats.streaming import stream_plain
+from backends.native.engine.formats.weights import Weights
 
 
 def read_weights(
@@ -30,20 +31,28 @@ def read_weights(
         auto_class: the class of transformers that would load it.
         dtype: of the tensors.
         device: where they go.
-        keep: of which modules weights of a GGUF file stay in its blocks if they can; None: of none.
+        keep: of which modules weights stay quantized if they can; None: of none.
 
     Raises:
         backends.native.checkpoints.errors.CheckpointError: they cannot be read.
     """
     if (file := gguf_of(folder)) is not None:
-        with torch.device("meta"):
-            skeleton = model_class(auto_class, config)(copy.deepcopy(config))
-        return read_gguf(file, skeleton, dtype, keep)
+        return read_gguf(file, _skeleton(auto_class, config), dtype, keep)
     quantization = _quantization(folder)
     if quantization is not None:
-        return Weights(read_quantized(folder, quantization, dtype, device), {})
+        if keep is None:
+            return read_quantized(folder, quantization, dtype, device)
+        modules = dict(_skeleton(auto_class, plain(config)).named_modules())
+        return read_quantized(folder, quantization, dtype, device, lambda layer: keep(modules.get(layer)))
     tensors = None if device.type == "cpu" else stream_plain(folder, config, device)
     return None if tensors is None else Weights(tensors, {})
+
+
+def _skeleton(auto_class: Any, config: Any) -> Any:
+    """The model without memory."""
+    kind = model_class(auto_class, config)
+    with torch.device("meta"):
+        return kind(copy.deepcopy(config_of(kind, config)))
 
 
 def plain(config: Any) -> Any:
@@ -73,6 +82,11 @@ def float32_bytes(folder: Path, own: torch.dtype) -> int:
         return sum(_weights_in(file, packed) for file in folder.glob("*.safetensors")) * torch.float32.itemsize
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     return size * torch.float32.itemsize // own.itemsize
+
+
+def is_quantized(folder: Path) -> bool:
+    """Whether the weights are quantized, and read here."""
+    return _quantization(folder) is not None
 
 
 def model_class(auto_class: Any, config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Products with weights that stay in the blocks of a GGUF file (`src/blocks.h`).
+"""Products with weights that stay quantized, in the blocks of a GGUF file or in groups (`src/blocks.h`).
 
 Strategy: a step of few rows takes as long as its weights take to be read, so their blocks are read as the file has
 them, and not the float32 or bfloat16 numbers that they stand for: of a weight of 4 bits a seventh or two sevenths of
@@ -32,6 +32,15 @@ KINDS = {
 }
 """The types that the compiled code reads, by ggml's numbers: the weights of a block and its bytes. In this order Q4_0,
 Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K."""
+GROUPED = {
+    (4, 32): -1,
+    (4, 128): -2,
+    (8, 32): -3,
+    (8, 128): -4,
+}
+"""Types that are not ggml's, by the bits of a weight and the weights of a block: a float32 scale, a byte with the level
+that stands for zero, and the levels. `Grouped` of `src/block_formats.h`."""
+_SIZES = KINDS | {kind: (size, 5 + size * bits // 8) for (bits, size), kind in GROUPED.items()}
 _FIELDS = {
     2: ((1, 2), (4, 4)),
     3: ((2, 2), (4, 4)),
@@ -41,6 +50,7 @@ _FIELDS = {
     12: ((2, 2), (12, 1), (32, 4)),
     13: ((2, 2), (12, 1), (40, 4)),
     14: ((48, 4), (16, 1), (1, 2)),
+    **{kind: ((1, 4), (1, 1), (size * bits // 32, 4)) for (bits, size), kind in GROUPED.items()},
 }
 """Of each type what its blocks consist of, so many fields of so many bytes each: see `src/block_formats.h`."""
 ROOM = 35 / 32
@@ -56,7 +66,7 @@ class Blocks:
     """A matrix in blocks.
 
     Attributes:
-        kind: ggml's number of the type, one of `KINDS`.
+        kind: ggml's number of the type, one of `KINDS`, or one of `GROUPED`.
         outputs: rows of the matrix.
         inputs: its columns.
         bytes: [groups of 16 outputs, blocks of an output, 16 * bytes of a block] uint8: of 16 blocks the first field,
@@ -70,8 +80,8 @@ class Blocks:
 
     @classmethod
     def of(cls, kind: int, rows: Tensor) -> Self:
-        """Of `rows` [outputs, bytes] uint8, as the file has them."""
-        size, width = KINDS[kind]
+        """Of `rows` [outputs, bytes] uint8: blocks one after the other, as a GGUF file has them."""
+        size, width = _SIZES[kind]
         outputs, count = len(rows), rows.shape[1] // width
         whole = torch.zeros(-(-outputs // _LANES) * _LANES, count * width, dtype=torch.uint8)
         whole[:outputs] = rows

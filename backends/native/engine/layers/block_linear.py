@@ -1,4 +1,4 @@
-"""Linear layers and embeddings on CPUs whose weights stay in the blocks of a GGUF file.
+"""Linear layers and embeddings on CPUs whose weights stay quantized, as their file has them (`formats`).
 
 They take the memory that the file takes. A step of up to 64 rows multiplies the blocks (`kernels.block_product`); for
 a step of more rows parts of the weight are expanded in turn and multiplied as plain weights are. Either way the numbers

@@ -32,7 +32,14 @@ from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.layout import gguf_of
 from backends.native.engine.devices import OUT_OF_MEMORY, default_device, has_bfloat16, is_present
 from backends.native.engine.errors import LoadError
-from backends.native.engine.formats.tensors import config_of, float32_bytes, model_class, plain, read_weights
+from backends.native.engine.formats.tensors import (
+    config_of,
+    float32_bytes,
+    is_quantized,
+    model_class,
+    plain,
+    read_weights,
+)
 from backends.native.engine.kernels.block_product import can_multiply
 from backends.native.engine.layers.block_linear import can_keep, keep_blocks
 from backends.native.engine.layers.int8_linear import quantize_on_device
@@ -85,7 +92,7 @@ def load(folder: str, dtype: str = "auto", device: str = "auto", *, keep: bool =
         folder: as `save_pretrained` writes it.
         dtype: see `pick_dtype`.
         device: see `pick_device`.
-        keep: whether weights of a GGUF file stay in its blocks on a CPU, where they can.
+        keep: whether quantized weights stay as their file has them on a CPU, where they can.
         ranks: how many ranks share the model; all must call it (`loading.splitting`).
 
     Raises:
@@ -198,8 +205,9 @@ def _kind_of(device: torch.device) -> str:
 
 
 def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> torch.dtype:
-    """The dtype of the weights; `auto` is the checkpoint's own, but float32 on a CPU for weights of up to 2 GiB, and
-    float16 instead of bfloat16 on an accelerator without bfloat16.
+    """The dtype of the weights; `auto` is the checkpoint's own, but float32 on a CPU for weights of up to 2 GiB, for a
+    quantized folder bfloat16 instead of float16 on a CPU that has it, and float16 instead of bfloat16 on an accelerator
+    that has none.
 
     The shape of a batch decides the order in which a matrix product is summed. In bfloat16 that changes logits enough
     to change the chosen token, so that an answer would depend on the other requests in its batch; in float32 it hardly
@@ -214,7 +222,7 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
             if dtype != "int8":
                 raise LoadError(f"The dtype {dtype} is for CPUs, not for {device}; int8 is for both.")
             return torch.bfloat16 if has_bfloat16(device) else torch.float16
-        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32  # noqa: SLF001
+        return torch.bfloat16 if _multiplies_bfloat16() else torch.float32
     if dtype != "auto":
         if dtype not in _DTYPES:
             raise LoadError(f"'{dtype}' is not a dtype; it must be one of auto, {', '.join((*_DTYPES, *BITS))}.")
@@ -222,11 +230,19 @@ def pick_dtype(dtype: str, path: Path, config: Any, device: torch.device) -> tor
     own: torch.dtype = config.dtype or config.get_text_config(decoder=True).dtype or torch.float32
     try:
         small = device.type == "cpu" and float32_bytes(path, own) <= _SMALL_BYTES
+        # What kernels of GPUs were made for. Quantized weights are multiplied in bfloat16 or float32 on a CPU.
+        if own == torch.float16 and device.type == "cpu" and is_quantized(path) and _multiplies_bfloat16():
+            own = torch.bfloat16
     except CheckpointError as error:
         raise LoadError(str(error)) from error
     if small:
         return torch.float32
     return torch.float16 if own == torch.bfloat16 and not has_bfloat16(device) else own
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the CPU does, and torch has it do so."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
 
 
 def read_config(path: Path) -> Any:

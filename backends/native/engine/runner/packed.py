@@ -33,6 +33,7 @@ from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.graphs import DecodeGraphs, DecodeInputs
 from backends.native.engine.runner.last_keys import last_keys
 from backends.native.engine.runner.pack import Pack, pack_of, table_width
+from backends.native.engine.runner.swap_space import SwapSpace
 from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
 from backends.native.engine.state.mixers import separate_sequences
 from backends.native.engine.state.pool import StatePool
@@ -60,6 +61,11 @@ class Runner(Protocol):
     @property
     def states(self) -> StateSnapshots | None:
         """The recurrent states beside the paged cache; None: the model has none, or the runner keeps them otherwise."""
+        ...
+
+    @property
+    def swap(self) -> SwapSpace | None:
+        """Where preempted sequences keep what they have computed; None: nowhere."""
         ...
 
     @property
@@ -140,6 +146,7 @@ class PackedRunner:
         self.unchunked: Unchunked = embedder.unchunked if embedder is not None else "nothing"
         self.lora_adapters = lora_adapters
         self._selects_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.swap: SwapSpace | None = None
         self._graphs: DecodeGraphs | None = None
         self._lora_slots = lora_slots or LoraSlots(model)
 
@@ -272,13 +279,18 @@ class PackedRunner:
         """See `Runner`."""
         if self._graphs is not None:
             self._graphs.forget()  # they hold addresses in the cache
-        self.cache = self.cache.resized(0)
+        self._replace_cache(self.cache.resized(0))
 
     def wake(self) -> None:
         """See `Runner`."""
-        self.cache = self.cache.resized(self._blocks)
+        self._replace_cache(self.cache.resized(self._blocks))
         if self._graphs is not None:
             self._capture(self._graphs)
+
+    def _replace_cache(self, cache: KVCache) -> None:
+        self.cache = cache
+        if self.swap is not None:
+            self.swap.attach(cache)
 
     def _decode_inputs(self, pack: Pack, works: Seq[Work], lora: array[int]) -> DecodeInputs:
         positions = self._embedder.decode_positions(works) if self._embedder is not None else pack.positions

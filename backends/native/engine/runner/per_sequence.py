@@ -73,6 +73,7 @@ class PerSequenceRunner:
     image_tokens = 0
     unchunked: Unchunked = "prompt"
     states: None = None
+    swap: None = None
 
     def __init__(self, model: Any, lora_adapters: tuple[str, ...] = (), stacking: Stacking = Stacking.NONE) -> None:
         self._model = model

@@ -10,9 +10,8 @@ OSDI 2022), over a paged KV cache (vLLM, arXiv 2309.06180).
 - *Order* is (priority, virtual start, arrival) in both queues, running and waiting. The virtual start is fair between
   the flows of sequences (`backends.fairness`); in one flow it grows with arrival, unless short ones go first. The first
   in order always makes progress, hence every sequence ends.
-- *Preemption by recompute*: when blocks run out, or a waiting sequence has greater priority, the last running sequence
-  is preempted: its blocks are released and its tokens are computed again later, mostly found in the prefix cache.
-  Nothing is swapped out.
+- *Preemption*: when blocks run out, or a waiting sequence has greater priority, the last running sequence is preempted:
+  its blocks are released. Later what they held is found in the prefix cache or the swap space, or is computed again.
 - *Admission* keeps one free block in reserve for every running sequence, so that a sequence is not admitted only to be
   preempted a step later; and it defers a sequence whose next block another sequence is about to compute.
 - *Recurrent state* is found again only where a snapshot of it was taken. A prompt's chunks end where one is useful: at
@@ -32,7 +31,7 @@ from time import monotonic
 
 from backends.fairness import FairClock
 from backends.native.engine.scheduling.block_pool import BlockPool
-from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, Work
+from backends.native.engine.scheduling.sequence import Sequence, StateSnapshots, SwapSpace, Work
 from backends.native.engine.scheduling.unchunked import Span, image_spans, unsplit
 from backends.native.protocol.blocks import extend_keys
 from backends.native.protocol.messages import Unchunked
@@ -62,6 +61,7 @@ class Scheduler:
 
     Attributes:
         pool: the blocks of the KV cache.
+        swap: where preempted sequences keep what they have computed; None: nowhere.
         running: sequences that hold blocks, in order.
         waiting: sequences that hold none, in order.
         preemptions: counted since the start.
@@ -100,6 +100,7 @@ class Scheduler:
         if step_tokens < max_sequences:
             raise ValueError(f"a step of {step_tokens} tokens cannot give {max_sequences} sequences one each")
         self.pool = pool
+        self.swap: SwapSpace | None = None
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.preemptions = 0
@@ -147,6 +148,8 @@ class Scheduler:
         self._clock.end(sequence.request.flow, sequence.longest, sequence.longest - sequence.computed)
         self.pool.release(sequence.blocks)
         sequence.forget_computed()
+        if self.swap is not None:
+            self.swap.drop(sequence)
 
     def schedule(self) -> list[Work]:
         """Compose the next step: at most one work per sequence, with blocks reserved for the tokens it writes."""
@@ -338,6 +341,11 @@ class Scheduler:
         pool.take(hits)
         sequence.blocks = array("q", hits + pool.allocate(pool.blocks_for(len(sequence.tokens)) - len(hits)))
         sequence.computed = len(hits) * pool.size
+        if self.swap is not None and (restored := self.swap.restore(sequence, len(hits))):
+            sequence.computed = restored
+            full = slice(len(hits), restored // pool.size)
+            for block, key in zip(sequence.blocks[full], sequence.block_keys[full], strict=False):  # no keys: no cache
+                pool.publish(block, key)
         if sequence.cached_tokens is None:  # what it finds again after a preemption is its own
             sequence.cached_tokens = sequence.computed
             sequence.admitted = monotonic()
@@ -376,6 +384,8 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self.preemptions += 1
+        if self.swap is not None:
+            self.swap.save(sequence)
         self.pool.release(sequence.blocks)
         sequence.forget_computed()
         # By its original arrival: preemption does not cost a sequence its place among those of equal priority.

@@ -47,6 +47,36 @@ class StateSnapshots(Protocol):
         ...
 
 
+class SwapSpace(Protocol):
+    """Host memory for what preempted sequences had on an accelerator: `runner.swap_space.SwapSpace`."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences have something there."""
+        ...
+
+    @property
+    def usage(self) -> float:
+        """The share of it that is taken, 0 to 1."""
+        ...
+
+    def save(self, sequence: Sequence) -> None:
+        """Copy what a sequence has computed, as far as there is room, before its blocks are released."""
+        ...
+
+    def restore(self, sequence: Sequence, found: int) -> int:
+        """Copy what was saved of a sequence into its new blocks, of which the first `found` have theirs already.
+
+        Returns:
+            How many of its leading tokens are computed then; 0: nothing was copied.
+        """
+        ...
+
+    def drop(self, sequence: Sequence) -> None:
+        """Forget what was saved of a sequence, if anything."""
+        ...
+
+
 class StateSum(Protocol):
     """A sum of hidden states, [hidden_size] float32: a `torch.Tensor`."""
 

@@ -119,6 +119,19 @@ class StatePool:
         while len(self._snapshots) > self._most_snapshots:
             self._snapshots.popitem(last=False)
 
+    def rows(self, sequence: Sequence, tokens: int) -> dict[StateKey, Tensor] | None:
+        """The state of a sequence, not copied; None: it is not that behind its first `tokens` tokens."""
+        if self._lengths.get(sequence) != tokens:
+            return None
+        return {name: array[self._slots[sequence]] for name, array in self._arrays.items()}
+
+    def set_rows(self, sequence: Sequence, rows: dict[StateKey, Tensor], tokens: int) -> None:
+        """Make copies of `rows` the state of a sequence, which has seen `tokens` tokens."""
+        self._give_slot(sequence)
+        for name, row in rows.items():
+            self._arrays[name][self._slots[sequence]].copy_(row, non_blocking=True)
+        self._lengths[sequence] = tokens
+
     def array(self, name: StateKey) -> Tensor | None:
         """[slots, ...], a layer's state; None before its first token."""
         return self._arrays.get(name)
@@ -145,6 +158,5 @@ class StatePool:
         if blocks:
             saved = self._snapshots[keys[blocks - 1]]
             self._snapshots.move_to_end(keys[blocks - 1])
-            for name, row in saved.items():
-                self._arrays[name][self._slots[sequence]].copy_(row)
+            self.set_rows(sequence, saved, blocks * self._block_size)
         return blocks * self._block_size

@@ -1,8 +1,8 @@
-// The formats of GGUF files' blocks, of LANES outputs side by side.
+// The formats of GGUF files' blocks, and of weights that AWQ and others have quantized, of LANES outputs side by side.
 //
 // Order: the first field of all blocks, then the second ones; a field is a float16, four neighbouring bytes that hold
-// levels, or one byte (`Blocks.of` of block_product.py). So a lane decodes the block of its own output, and every
-// format is written here as for one block.
+// levels or a float32, or one byte (`Blocks.of` of block_product.py). So a lane decodes the block of its own output,
+// and every format is written here as for one block.
 //
 // A weight of every format is `(level - OFFSET) * scale + least` with a level of at most 8 bits; neighbours share scale
 // and least, and one of OFFSET and least is 0.
@@ -125,6 +125,26 @@ struct Q8_0 {
     u32x16 levels[8];
     for (int w = 0; w < 8; w++) levels[w] = word(block, 2 + 4 * w) ^ 0x80808080;  // plus 128
     visit(0, levels, half(block, 0), f32x16{});
+  }
+};
+
+// Unsigned levels of `BITS`, of which `COUNT` neighbours share a float32 scale and a level that stands for zero, as
+// AWQ, GPTQ and compressed-tensors have them. Both come first, then words as in Q4_0 or Q8_0 for each GROUP.
+template <long BITS, long COUNT>
+struct Grouped {
+  static constexpr long SIZE = COUNT, BYTES = 5 + COUNT * BITS / 8, GROUP = 32, OFFSET = 0;
+  template <class Visit>
+  static void each(const uint8_t* block, Visit visit) {
+    const f32x16 scale = field<f32x16>(block, 0), least = -(scale * to_float(byte(block, 4)));
+    for (long index = 0; index < COUNT / GROUP; index++) {
+      u32x16 levels[8];
+      const long start = 5 + index * GROUP * BITS / 8;
+      if constexpr (BITS == 4)
+        nibbles(block, start, 4, levels);
+      else
+        for (int w = 0; w < 8; w++) levels[w] = word(block, start + 4 * w);
+      visit(index, levels, scale, least);
+    }
   }
 };
 

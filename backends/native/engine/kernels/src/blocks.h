@@ -216,7 +216,8 @@ struct Functions {
 template <class Format>
 constexpr Functions functions_of = {dot<Format>, expand<Format>, Format::SIZE, Format::BYTES};
 
-// By ggml's number of the type; null for one that is not read. KINDS of block_product.py has the same.
+// By ggml's number of the type, or a number below zero for one that is not ggml's; null for one that is not read. KINDS
+// of block_product.py has the same.
 inline const Functions* find(long kind) {
   switch (kind) {
     case 2: return &functions_of<Q4_0>;
@@ -227,6 +228,10 @@ inline const Functions* find(long kind) {
     case 12: return &functions_of<Q4_K>;
     case 13: return &functions_of<Q5_K>;
     case 14: return &functions_of<Q6_K>;
+    case -1: return &functions_of<Grouped<4, 32>>;
+    case -2: return &functions_of<Grouped<4, 128>>;
+    case -3: return &functions_of<Grouped<8, 32>>;
+    case -4: return &functions_of<Grouped<8, 128>>;
     default: return nullptr;
   }
 }

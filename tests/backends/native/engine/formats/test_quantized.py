@@ -16,9 +16,12 @@ from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForC
 from backends.native.engine.errors import LoadError
 from backends.native.engine.formats.quantized import FORMATS
 from backends.native.engine.formats.tensors import float32_bytes
+from backends.native.engine.layers.block_linear import blocked_weights, expand_blocks
+from backends.native.engine.loading import weights
 from backends.native.engine.loading.weights import load
+from tests.backends.native.engine.kernels.compilers import needs_compiler
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, needs_compiler]
 
 Made = tuple[dict[str, Tensor], Tensor]
 """A layer's tensors as a format has them, and the weight [outputs, inputs] that they stand for."""
@@ -241,15 +244,36 @@ def test_every_format_is_tested() -> None:
     assert methods - {"auto-round"} == set(FORMATS)
 
 
+KEPT = {"awq", "gptq-4", "gptq-8-without-indices", "auto-round-v2", "pack-4", "pack-4-zeros", "int-8"}
+"""Cases whose weights can stay quantized: of 4 or 8 bits, with neighbours in groups."""
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_the_weights(case: str, tmp_path: Path) -> None:
     expected = save(tmp_path, *CASES[case])
-    loaded = load(str(tmp_path))
-    torch.testing.assert_close(logits(loaded.model), logits(expected), atol=1e-4, rtol=1e-4)
+    kept = load(str(tmp_path), keep=True).model
+    assert blocked_weights(kept) == (2 * 36_864 if case in KEPT else 0)
+    torch.testing.assert_close(logits(kept), logits(expected), atol=1e-4, rtol=1e-4)
+    expand_blocks(kept)
+    torch.testing.assert_close(logits(kept), logits(load(str(tmp_path)).model), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(logits(kept), logits(expected), atol=1e-4, rtol=1e-4)
     assert float(logits(expected).std()) > 0.05
     # About as many as there are: a model is not expanded to float32 if it is large.
     actual = sum(parameter.numel() for parameter in expected.parameters()) * 4
     assert 0.9 < float32_bytes(tmp_path, torch.float16) / actual < 1.6
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_large_folders_for_gpus_run_in_bfloat16(has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not quantized would be float16, in which no CPU multiplies quantized weights."""
+    save(tmp_path, *CASES["awq"])
+    described = json.loads((tmp_path / "config.json").read_text()) | {"dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    monkeypatch.setattr(weights, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(weights, "_multiplies_bfloat16", lambda: has)
+    loaded = load(str(tmp_path), keep=True).model
+    assert loaded.dtype == (torch.bfloat16 if has else torch.float16)
+    assert bool(blocked_weights(loaded)) == has
 
 
 def test_layers_of_gptq_may_have_other_bits_than_the_configuration_names(tmp_path: Path) -> None:

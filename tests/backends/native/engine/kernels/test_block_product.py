@@ -10,21 +10,37 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from backends.native.engine.kernels.block_product import KINDS, MAX_ROWS, BlockProduct, Blocks
+from backends.native.engine.formats.levels import Levels
+from backends.native.engine.kernels.block_product import GROUPED, KINDS, MAX_ROWS, BlockProduct, Blocks
 from tests.backends.native.checkpoints.gguf_files import random_blocks
 from tests.backends.native.engine.kernels.compilers import needs_compiler
 
 pytestmark = [pytest.mark.torch, needs_compiler]
 
-NAMES = [GGMLQuantizationType(kind).name for kind in KINDS]
+NAMES = [*(GGMLQuantizationType(kind).name for kind in KINDS), *(f"{bits} bits by {size}" for bits, size in GROUPED)]
 DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2**-8)]
 
 
 def made(name: str, outputs: int, inputs: int, seed: int = 0) -> tuple[Blocks, torch.Tensor]:
     """Random blocks, and the weights [outputs, inputs] that they stand for."""
+    if "bits" in name:
+        bits, *_, size = name.split()
+        return grouped(int(bits), int(size), outputs, inputs, torch.Generator().manual_seed(seed))
     rows = random_blocks((outputs, inputs), name, np.random.default_rng(seed))
     weights = dequantize(rows, GGMLQuantizationType[name]).astype(np.float32)
     return Blocks.of(GGMLQuantizationType[name], torch.from_numpy(rows)), torch.from_numpy(weights)
+
+
+def grouped(bits: int, size: int, outputs: int, inputs: int, draw: torch.Generator) -> tuple[Blocks, torch.Tensor]:
+    shape, most = (outputs, inputs // size), 2**bits
+    numbers = torch.randint(0, most, (outputs, inputs), generator=draw)
+    # Zeros are near the middle: far from it, products are small differences of large sums.
+    zeros = torch.randint(most // 2 - 2, most // 2 + 3, shape, generator=draw)
+    levels = Levels(bits, numbers, zeros, torch.rand(shape, generator=draw) * 1e-2 + 1e-3)
+    blocks = levels.blocks()
+    assert blocks is not None
+    assert blocks.kind == GROUPED[bits, size]
+    return blocks, levels.weight()
 
 
 def test_the_sizes_of_blocks_are_those_of_the_package() -> None:
@@ -37,9 +53,11 @@ def test_expanded_weights_are_exact(name: str) -> None:
     product = BlockProduct((blocks,), None, torch.float32)
     [(first, found)] = list(product.expanded())
     assert first == 0
-    torch.testing.assert_close(found.T, weights, atol=0, rtol=2e-7)
+    # A group's zero is multiplied by its scale before it is taken away.
+    near = 2e-7 * float(weights.abs().max()) if "bits" in name else 0
+    torch.testing.assert_close(found.T, weights, atol=near, rtol=2e-7)
     ids = torch.tensor([[3, 36], [0, 17]])
-    torch.testing.assert_close(product.look_up(ids), weights[ids], atol=0, rtol=2e-7)
+    torch.testing.assert_close(product.look_up(ids), weights[ids], atol=near, rtol=2e-7)
 
 
 @pytest.mark.parametrize("name", NAMES)

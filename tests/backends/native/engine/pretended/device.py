@@ -15,7 +15,7 @@ Not pretended: the size of the memory, the device's own rounding, several stream
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any, ClassVar, Self
 
 import torch
@@ -284,26 +284,31 @@ class PretendedDevice(TorchDispatchMode):
         else:
             to_mine = mine if target is None else torch.device(target).type == self.device.type
         late = bool(args[2] if into and len(args) > 2 else kwargs.get("non_blocking"))
-        if to_mine and not mine and source.dim():
+        comes, goes = to_mine and not mine and source.dim() > 0, mine and not to_mine
+        if comes:
             self._copy_in(source, late=late)
-        elif mine and not to_mine:
+        elif goes:
             self.copied("to the host")
             if not late:
                 self.wait("a copy to the host")
+            elif into:
+                self._copies.overwrite(args[0])
         elif to_mine:
             self._started(str(func), (args, kwargs))
-        made = self._on_cpu(func, args, kwargs)
-        if not into and made is (source.raw if mine else source):
-            with _disable_current_modes():
-                made = made.clone()  # between devices nothing is shared
-        if mine and not to_mine and late:
+        with self._copies.in_order(source) if comes else nullcontext():
+            made = self._on_cpu(func, args, kwargs)
+            if not into and made is (source.raw if mine else source):
+                with _disable_current_modes():
+                    made = made.clone()  # between devices nothing is shared
+        if goes and late:
             self._copies.to_host(made)
         return self._wrapped(made, [args[0]] if into else []) if to_mine else made
 
     def _copy_in(self, source: Tensor, *, late: bool) -> None:
         self.copied("to the device")
         if late and source.untyped_storage().data_ptr() in self._pinned:
-            self._copies.to_device(source)
+            with self._copies.in_order(source):
+                self._copies.to_device(source)
         else:
             self.wait("a copy from pageable memory")
 

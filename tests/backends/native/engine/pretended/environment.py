@@ -32,6 +32,7 @@ def torch_that_has(kind: str, wait: Callable[[str], None], record: Callable[[], 
             "max_memory_allocated": 0,
             "reset_peak_memory_stats": None,
             "empty_cache": None,
+            "empty_host_cache": None,
             "current_stream": stream,
         },
         f"torch.{kind}": {
@@ -58,7 +59,7 @@ def torch_that_has(kind: str, wait: Callable[[str], None], record: Callable[[], 
     with ExitStack() as exits:
         for module, functions in answers.items():
             for name, answer in functions.items():
-                exits.enter_context(patch(f"{module}.{name}", lambda *_, _answer=answer, **__: _answer))
+                exits.enter_context(patch(f"{module}.{name}", lambda *_, _answer=answer, **__: _answer, create=True))
         exits.enter_context(patch("torch.accelerator.synchronize", lambda *_: wait("synchronize")))
         # transformers reads weights by several threads, of which only this one has the device.
         exits.enter_context(patch.dict(os.environ, {"HF_DEACTIVATE_ASYNC_LOAD": "1"}))
