@@ -120,7 +120,7 @@ class StateView:
         if isinstance(self._slots, slice):
             own = self._pool.make(name, state)[self._slots]
             # What was changed in place is there already.
-            if (own.data_ptr(), own.shape, own.stride()) != (state.data_ptr(), state.shape, state.stride()):
+            if not own.is_set_to(state):
                 own.copy_(state)
         else:
             self._copies[name] = state
