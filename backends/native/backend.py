@@ -187,7 +187,7 @@ class NativeBackend:
         return await embedding.embed(request, self._client, text, ready, self._recipe)
 
     async def score(self, request: Score) -> Scores:
-        """The scores of pairs or texts, by the model's classification head or else by the cosine of embeddings.
+        """The scores of pairs or texts, by the model's classification head, the cosine of embeddings, or MaxSim.
 
         Or, by `task`, sparse vectors or the vectors of tokens.
         """
@@ -198,7 +198,8 @@ class NativeBackend:
         if request.task in ("sparse", "tokens"):
             make = scoring.rows if self._recipe.late is None else scoring.late_rows
             return await make(request, self._client, text, ready, self._recipe)
-        return await scoring.compare(request, self._client, text, ready, self._recipe)
+        compare = scoring.compare if self._recipe.late is None else scoring.max_similarities
+        return await compare(request, self._client, text, ready, self._recipe)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """The prompt's tokens."""

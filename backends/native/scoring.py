@@ -1,9 +1,10 @@
-"""One request for scores on its way through the engine: by a classification head, or by the cosine of embeddings; or
-for sparse vectors or vectors of tokens.
+"""One request for scores on its way through the engine: by a classification head, by the cosine of embeddings, or by
+MaxSim; or for sparse vectors or vectors of tokens.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from math import hypot
 from operator import mul
@@ -22,13 +23,16 @@ from schemas.ir import Embed, TextPrompt, TokensPrompt, Usage
 from schemas.origin import Scoring
 from schemas.scores import Score, Scores
 
+Table = tuple[tuple[float, ...], ...]
+"""The vectors of a text's tokens."""
+
 
 def scoring_of(ready: Ready, head: Head | None, recipe: Recipe) -> frozenset[Scoring]:
     """What a model can do of scoring and classification, and which vectors other than embeddings it makes."""
     if recipe.splade is not None:
         return frozenset({"sparse"})
     if recipe.late is not None:
-        return frozenset({"tokens"})
+        return frozenset({"rerank", "score", "tokens"})
     if head is not None:
         return frozenset({"rerank", "score", "classify"} if len(head.labels) == 1 else {"classify"})
     # A language model's hidden states are embeddings, too, but nobody trained them to be compared.
@@ -65,8 +69,7 @@ async def compare(request: Score, client: EngineClient, text: TextCodec, ready: 
         schemas.errors.InvalidRequest: a text does not fit the model, or it takes no instruction.
         schemas.errors.GatewayError: the engine has no room or failed.
     """
-    if request.instruction:
-        raise UnsupportedFeature("The model takes no instruction.", feature="instruction", param="instruction")
+    _refuse_instruction(request)
     places = {text: place for place, text in enumerate(dict.fromkeys(text for pair in request.pairs for text in pair))}
     asked = Embed(id=request.id, model=request.model, inputs=tuple(map(TextPrompt, places)))
     made = await embedding.embed(asked, client, text, ready, recipe, truncate=_limit(request, ready))
@@ -100,13 +103,51 @@ async def late_rows(request: Score, client: EngineClient, text: TextCodec, ready
 
     With the prompt "query" texts are queries, else documents.
     """
-    assert recipe.late is not None
     name = request.instruction or "document"
     if name not in {"query", "document", *recipe.prompts}:
         raise InvalidRequest(f"The model has no prompt '{name}': it has query and document.", param="prompt_name")
-    asked = Embed(
-        id=request.id, model=request.model, inputs=request.texts, instruction=recipe.prompts.get(name) and name
+    made, tokens = await _late_vectors(request, request.texts, name, client, text, ready, recipe)
+    return Scores(request.model, (), Usage(tokens, 0), rows=made)
+
+
+async def max_similarities(
+    request: Score, client: EngineClient, text: TextCodec, ready: Ready, recipe: Recipe
+) -> Scores:
+    """MaxSim of each pair of a query and a document by a model of late interaction: of each of the query's vectors the
+    greatest product with one of the document's, added up. Each distinct text is run once.
+
+    Raises:
+        schemas.errors.InvalidRequest: a text does not fit the model, or it takes no instruction.
+        schemas.errors.GatewayError: the engine has no room or failed.
+    """
+    _refuse_instruction(request)
+    made: list[dict[str, Table]] = []
+    tokens = 0
+    for side, name in enumerate(("query", "document")):
+        texts = dict.fromkeys(pair[side] for pair in request.pairs)
+        tables, used = await _late_vectors(request, tuple(map(TextPrompt, texts)), name, client, text, ready, recipe)
+        made.append(dict(zip(texts, tables, strict=True)))
+        tokens += used
+    queries, documents = made
+    # In a thread: a document has some 40,000 numbers, and a request many documents.
+    compared = await asyncio.to_thread(
+        lambda: [_max_similarity(queries[query], documents[document]) for query, document in request.pairs]
     )
+    return Scores(request.model, tuple((value,) for value in compared), Usage(tokens, 0))
+
+
+async def _late_vectors(
+    request: Score,
+    texts: tuple[TextPrompt | TokensPrompt, ...],
+    name: str,
+    client: EngineClient,
+    text: TextCodec,
+    ready: Ready,
+    recipe: Recipe,
+) -> tuple[tuple[Table, ...], int]:
+    """Of each text with the prompt `name` the vectors of its tokens; and how many tokens the texts have."""
+    assert recipe.late is not None
+    asked = Embed(id=request.id, model=request.model, inputs=texts, instruction=recipe.prompts.get(name) and name)
     most = min(recipe.late.limit(query=name == "query") or ready.context_length, ready.context_length)
     limit = _limit(request, ready)
     inputs = await embedding.token_ids(asked, text, recipe, None if limit is None else min(limit, most))
@@ -122,10 +163,23 @@ async def late_rows(request: Score, client: EngineClient, text: TextCodec, ready
         tokens.kept(ids, _table(numbers, ready.embedding_size))
         for numbers, (ids, _) in zip(made, expanded, strict=True)
     ]
-    return Scores(request.model, (), Usage(sum(map(len, inputs)), 0), rows=tuple(kept))
+    return tuple(kept), sum(map(len, inputs))
 
 
-def _table(numbers: Sequence[float], width: int) -> tuple[tuple[float, ...], ...]:
+def _refuse_instruction(request: Score) -> None:
+    if request.instruction:
+        raise UnsupportedFeature("The model takes no instruction.", feature="instruction", param="instruction")
+
+
+def _max_similarity(query: Table, document: Table) -> float:
+    import numpy as np  # here: only few workers need it
+
+    if not query or not document:  # nothing but tokens that have no vector
+        return 0.0
+    return float((np.asarray(query) @ np.asarray(document).T).max(1).sum())
+
+
+def _table(numbers: Sequence[float], width: int) -> Table:
     return tuple(zip(*[iter(numbers)] * width, strict=True))
 
 

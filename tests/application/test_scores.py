@@ -157,6 +157,13 @@ async def _scores(client: httpx.AsyncClient, folder: Path) -> None:
             assert (answer["object"], answer["model"]) == ("list", "ranks")
     same = (await client.post("/score", json={"model": "vectors", "text_1": "q", "text_2": "q"})).json()
     assert same["data"][0]["score"] == pytest.approx(1)
+    for_query = {"model": "late", "inputs": "q", "prompt_name": "query"}
+    [query] = (await client.post("/embed_all", json=for_query)).json()
+    documents = (await client.post("/embed_all", json={"model": "late", "inputs": DOCUMENTS})).json()
+    found = (await client.post("/v1/rerank", json={"model": "late", "query": "q", "documents": DOCUMENTS})).json()
+    for entry in found["results"]:
+        products = torch.tensor(query) @ torch.tensor(documents[entry["index"]]).T
+        assert entry["relevance_score"] == pytest.approx(float(products.amax(1).sum()), abs=1e-4)
 
 
 async def _labels(client: httpx.AsyncClient, folder: Path) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from transformers import AutoModel, AutoTokenizer
 
 from backends.native.sentence_transformers import RecipeError, read_recipe
-from schemas.errors import ContextLengthExceeded, InvalidRequest
+from schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from schemas.ir import TextPrompt, TokensPrompt
 from schemas.origin import Origin
 from schemas.scores import Score, Scores
@@ -107,12 +108,16 @@ async def test_vectors_of_late_interaction_are_those_of_sentence_transformers(na
     """Queries are cut at their fixed length; what fills them up is seen or not, and punctuation has no vector."""
     golden, texts = json.loads(GOLDEN_LATE.read_text())[name], TEXTS[:2]
     async with running(build(tmp_path, LATE[name]), step_tokens=200) as backend:
-        assert backend.capabilities.scoring == {"tokens"}
+        assert backend.capabilities.scoring == {"rerank", "score", "tokens"}
         assert not backend.capabilities.embeddings
         cut = {"truncate_prompt_tokens": -1}
         queries = await backend.score(asked("tokens", *texts, instruction="query", **cut))
         documents = await backend.score(asked("tokens", *texts, **cut))
         named = await backend.score(asked("tokens", texts[1], instruction="document"))
+        pairs = tuple((query, document) for query in texts for document in texts)
+        scores = await backend.score(replace(asked("rerank", **cut), pairs=pairs))
+        with pytest.raises(UnsupportedFeature, match="takes no instruction"):
+            await backend.score(replace(asked("score", instruction="query"), pairs=pairs))
         with pytest.raises(InvalidRequest, match="no prompt 'other': it has query and document"):
             await backend.score(asked("tokens", "a", instruction="other"))
         if name == "bert, fixed":
@@ -120,6 +125,11 @@ async def test_vectors_of_late_interaction_are_those_of_sentence_transformers(na
                 await backend.score(asked("tokens", TEXTS[0], instruction="query"))
     for rows, expected in zip((*queries.rows, *documents.rows, *named.rows), [*golden, golden[-1]], strict=True):
         _equal(rows, torch.tensor(expected))
+    vectors = [torch.tensor(each) for each in golden]
+    similar = [[(query @ document.T).amax(1).sum().item()] for query in vectors[:2] for document in vectors[2:]]
+    # The golden numbers have six decimals.
+    torch.testing.assert_close(torch.tensor(scores.values), torch.tensor(similar), atol=2e-5, rtol=1e-5)
+    assert scores.usage.prompt_tokens == queries.usage.prompt_tokens + documents.usage.prompt_tokens
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from backends.native.engine.scheduling.lookup import LONGEST_MATCH, Lookup
+from backends.native.engine.scheduling.lookup import LONGEST_MATCH, REALIGNED, Lookup
 from backends.native.engine.scheduling.scheduler import MOST_ROWS
 from backends.native.engine.scheduling.sequence import Sequence, Work
 
@@ -64,17 +64,24 @@ class Drafter:
 
     Attributes:
         lookup: where its tokens stand.
-        rate: how often drafts of its text were right.
+        matched_rate: how often drafts of its text behind two and more tokens that match were right.
+        realigned_rate: how often those behind a match of `REALIGNED` were.
         matched: the length of the last match in its text.
         source_rate: how often those of the smaller model were.
         from_source: whether its drafts are the smaller model's.
     """
 
     lookup: Lookup = field(default_factory=Lookup)
-    rate: Rate = field(default_factory=Rate)
+    matched_rate: Rate = field(default_factory=Rate)
+    realigned_rate: Rate = field(default_factory=Rate)
     matched: int = 0
     source_rate: Rate = field(default_factory=Rate)
     from_source: bool = False
+
+    @property
+    def rate(self) -> Rate:
+        """That of drafts behind such a match as the last one."""
+        return self.realigned_rate if self.matched == REALIGNED else self.matched_rate
 
 
 class StepCosts:
