@@ -64,6 +64,21 @@ class FramedRunDecoder(Protocol):
         """
         ...
 
+    def pass_by(self, texts: int) -> None:
+        """Count so many texts that were found so. To be called before anything else is."""
+        ...
+
+
+_FINDS_FRAMED_RUNS: dict[type, bool] = {}
+
+
+def finds_framed_runs(decoder: object) -> TypeGuard[FramedRunDecoder]:
+    """Whether a decoder is a `FramedRunDecoder`: asked once for each class, as `isinstance` takes long to find out."""
+    known = _FINDS_FRAMED_RUNS.get(type(decoder))
+    if known is None:
+        known = _FINDS_FRAMED_RUNS[type(decoder)] = isinstance(decoder, FramedRunDecoder)
+    return known
+
 
 class RelayedWhole(msgspec.Struct, frozen=True):
     """A whole answer that is sent on as it came: its body, and what of it is counted."""

@@ -30,8 +30,8 @@ class StreamSink(Protocol):
         """Take more events, the last of which are to be counted before this returns."""
         ...
 
-    def relay(self, chunks: bytes, texts: int) -> bool:
-        """Take chunks of the transfer coding (RFC 9112, section 7.1) with so many texts; False: nothing was taken."""
+    def relay(self, chunks: bytes, texts: int) -> None:
+        """Take chunks of the transfer coding (RFC 9112, section 7.1) with so many texts and nothing else."""
         ...
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from adapters.base import StreamDecoder
-from adapters.optional import FramedRunDecoder
+from adapters.optional import FramedRunDecoder, finds_framed_runs
 from backends.direct import StreamSink
 from backends.observation import Attempt
 from backends.remote.event_stream import AnswerDecoder, idle_error, truncated_error
@@ -57,9 +57,10 @@ class DirectStream(AnswerDecoder):
         "_connection",
         "_count_framed",
         "_counts",
-        "_framed_run",
         "_idle",
         "_make_decoder",
+        "_passed_by",
+        "_runs",
         "_sink",
     )
 
@@ -80,6 +81,8 @@ class DirectStream(AnswerDecoder):
         self._attempt = attempt
         self._idle = idle
         self._counts = counts
+        self._runs: FramedRunDecoder | None = None
+        self._passed_by = 0  # texts of runs, of which the decoder does not know yet
 
     def hear(self) -> None:
         """Begin the answer if its first events are there, or else have a task go on if they will not come plainly."""
@@ -134,7 +137,7 @@ class DirectStream(AnswerDecoder):
         if self._ended(events):
             return
         decoder = self._decoder
-        self._framed_run = decoder.framed_run if isinstance(decoder, FramedRunDecoder) else None
+        self._runs = decoder if finds_framed_runs(decoder) else None
         self._expect_more()
         if self._connection.settled:  # the end has come with them
             self._read()
@@ -144,7 +147,11 @@ class DirectStream(AnswerDecoder):
     def _read(self) -> None:
         """Give what has come to the sink."""
         connection, sink = self._connection, self._sink
-        connection.relay = None
+        if connection.relay is not None:
+            connection.relay = None
+            assert self._runs is not None
+            self._runs.pass_by(self._passed_by)
+            self._passed_by = 0
         while not sink.full:
             try:
                 events = self._next()
@@ -193,15 +200,19 @@ class DirectStream(AnswerDecoder):
         self._connection.listen(self._read, None if self._sink.full else self._connection.time() + self._idle)
 
     def _look_for_runs(self) -> None:
-        if self._framed_run is not None and (found := self._framed_run()) is not None:
+        if self._runs is not None and (found := self._runs.framed_run()) is not None:
             self._count_framed = found
             self._connection.relay = self._relay
 
-    def _relay(self, data: bytes) -> float | None:
-        """Have the sink take a run of texts as it came; returns the deadline of what follows, or None."""
-        if (texts := self._count_framed(data)) < 0 or not self._sink.relay(data, texts):
-            return None
-        return self._connection.time() + self._idle
+    def _relay(self, data: bytes) -> bool:
+        """Have the sink take a run of texts as it came; False if it is none."""
+        connection, sink = self._connection, self._sink
+        if sink.full or (texts := self._count_framed(data)) < 0:
+            return False
+        self._passed_by += texts
+        connection.deadline.at = connection.time() + self._idle  # before the sink may be full: then nothing is late
+        sink.relay(data, texts)
+        return True
 
     def _ended(self, events: Events) -> bool:
         """End the answer if these were its last events."""

@@ -34,8 +34,8 @@ class Connection(asyncio.Protocol):
     `status` and `headers` are those of the response being read. `time` is the event loop's clock, `idle_since` when the
     pool got the connection back. `take` gets the bytes of this response's body for which `read` waits: it returns the
     deadline of the next ones, or None if `read` is to return these. `listener` is called instead of waking anybody
-    (`listen`), and before it `relay` gets what comes where a chunk of the body begins: it returns the next deadline if
-    that was whole chunks and it has taken them, or else None.
+    (`listen`), and before it `relay` gets what comes where a chunk of the body begins: it returns whether that was
+    whole chunks and it has taken them. `deadline` is that of what is waited for.
 
     Args:
         limits: bounds on what is read.
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._socket: asyncio.Transport | None = None
         # One exchange at a time and one reader per exchange: a single future is enough to wake whoever waits.
         self._waiter: asyncio.Future[None] | None = None
-        self._deadline = Deadline(self._loop, self._on_deadline)
+        self.deadline = Deadline(self._loop, self._on_deadline)
         self._linger_timer: asyncio.TimerHandle | None = None
         self._uses = 0  # exchanges begun; above 1 the connection was reused
         self.idle_since = 0.0
@@ -76,10 +76,10 @@ class Connection(asyncio.Protocol):
         # `_complete`: the body has ended. `_unsolicited`: bytes came that answer no request.
         self._head_complete = self._complete = self._interim = self._unsolicited = False
         self._reusable = self._paused = self._late = False
-        self._chunk_ended = self._at_chunk = False  # the last of what was parsed so far; and the next byte begins one
+        self._at_chunk = False  # whether the next byte begins one
         self._failure: GatewayError | None = None
         self.take: Callable[[bytes], float | None] | None = None
-        self.relay: Callable[[bytes], float | None] | None = None
+        self.relay: Callable[[bytes], bool] | None = None
         self.listener: Callable[[], None] | None = None
 
     # --- for an exchange --------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
     def listen(self, listener: Callable[[], None], deadline: float | None) -> None:
         """Call `listener` whenever more of the response has come, when it ends or fails, and at the deadline."""
         self.listener = listener
-        self._deadline.set(deadline)
+        self.deadline.set(deadline)
 
     @property
     def settled(self) -> bool:
@@ -161,7 +161,7 @@ class Connection(asyncio.Protocol):
             if self._complete:
                 return b""
             await self._wait(deadline)
-            deadline = self._deadline.at  # later, if `take` has got something meanwhile
+            deadline = self.deadline.at  # later, if `take` has got something meanwhile
         data = self.peek()
         self.drop()
         return data
@@ -231,9 +231,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of the response, and wake whoever waits for them."""
-        if self._at_chunk and self.relay is not None and (deadline := self.relay(data)) is not None:
-            self._deadline.at = deadline  # the parser knows nothing of these chunks, and need not
-            return
+        if self._at_chunk and self.relay is not None and self.relay(data):
+            return  # the parser knows nothing of these chunks, and need not
         self._received += len(data)
         try:
             self._parser.feed_data(data)
@@ -255,14 +254,14 @@ class Connection(asyncio.Protocol):
             self._socket.pause_reading()
         if self.listener is not None:
             # RFC 9112, section 7.1: behind a chunk's CRLF comes a line, whose end the parser tells.
-            self._at_chunk = self._chunk_ended and data.endswith(b"\r\n")
+            self._at_chunk = self._at_chunk and data.endswith(b"\r\n")
             self.listener()
         elif self.take is None or not self._taken(self.take):
             self._notify()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete a body that ends with the connection; fail every other response that is not complete."""
-        self._deadline.cancel()
+        self.deadline.cancel()
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
@@ -296,7 +295,7 @@ class Connection(asyncio.Protocol):
         if deadline is None:
             return False
         self._chunks.clear()
-        self._buffered, self._deadline.at = 0, deadline
+        self._buffered, self.deadline.at = 0, deadline
         return True
 
     # --- httptools' callbacks ---------------------------------------------------------------------------------------
@@ -338,11 +337,11 @@ class Connection(asyncio.Protocol):
 
     def on_chunk_header(self) -> None:
         """Note the line before a chunk."""
-        self._chunk_ended = False
+        self._at_chunk = False
 
     def on_chunk_complete(self) -> None:
         """Note the end of a chunk."""
-        self._chunk_ended = True
+        self._at_chunk = True
 
     def on_message_complete(self) -> None:
         """Note the end of a response, and whether the upstream keeps the connection open."""
@@ -375,7 +374,7 @@ class Connection(asyncio.Protocol):
     def _wait(self, deadline: float | None) -> asyncio.Future[None]:
         """A future that is done once more has arrived, and fails at the deadline."""
         self._waiter = self._loop.create_future()
-        self._deadline.set(deadline)
+        self.deadline.set(deadline)
         return self._waiter
 
     def _on_deadline(self) -> None:

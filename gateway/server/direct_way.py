@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -81,20 +82,18 @@ class DirectWay:
         connection.transport.write_whole(b"%b%b\r\n%b" % (self._common(status), fields, body))
         connection.on_response_complete()
 
-    def open(self, fields: bytes, data: bytes) -> None:
+    def open(self, fields: bytes, data: bytes) -> Callable[[bytes], None]:
         """Write the head of a stream and its first data."""
-        self.write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (self._common(200), fields, data))
-
-    def write(self, data: bytes) -> None:
-        """Write more of it."""
-        self._connection.transport.write_whole(data)
+        write: Callable[[bytes], None] = self._connection.transport.write_whole
+        write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (self._common(200), fields, data))
+        return write
 
     def end(self, *, cut: bool = False) -> None:
         """End it."""
         connection = self._connection
         self._forget()
         if not cut:
-            self.write(b"0\r\n\r\n")
+            connection.transport.write_whole(b"0\r\n\r\n")
         if cut or self._is_last:
             connection.transport.close()
         connection.on_response_complete()

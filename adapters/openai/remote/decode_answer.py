@@ -93,15 +93,12 @@ class StreamReader(FrameReader):
         runs = self._runs
         if runs is None or self._ended or not (self._relays and runs.as_they_came and self._events.between_events):
             return None
-        return self._count_framed
+        return runs.framed
 
-    def _count_framed(self, data: bytes) -> int:
-        runs = self._runs
-        assert runs is not None
-        texts = runs.framed(data)
-        if texts > 0:
-            self._choices[runs.choice].generated += texts
-        return texts
+    def pass_by(self, texts: int) -> None:
+        """Count texts that were found so."""
+        assert self._runs is not None
+        self._choices[self._runs.choice].generated += texts
 
     def close(self) -> Events:
         """The events that end the stream, once the connection was closed or `[DONE]` was read."""

@@ -84,6 +84,11 @@ class TextRuns:
         """
         if not data.endswith(self._behind) or len(data) > LIMIT:
             return -1
+        # Fast path: a single chunk.
+        length, found, rest = data.partition(self._before)
+        text = rest[: -len(self._behind)]
+        if found and length == b"%x" % (self._fixed + len(text)) and text.isascii() and _LITERAL.fullmatch(text):
+            return 1 if text else 0
         texts: list[bytes] = []
         pieces = data.split(self._behind)
         del pieces[-1]

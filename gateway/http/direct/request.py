@@ -34,17 +34,16 @@ class DirectClient(Protocol):
         """Have a task answer the request, which calls `DirectRequest.hand_over` first."""
         ...
 
-    def open(self, fields: bytes, data: bytes) -> None:
+    def open(self, fields: bytes, data: bytes) -> Callable[[bytes], None]:
         """Send the headers of a stream, but for those of every answer, and its first data.
 
         Args:
             fields: the headers.
             data: chunks of the transfer coding (RFC 9112, section 7.1).
-        """
-        ...
 
-    def write(self, data: bytes) -> None:
-        """Send more such chunks."""
+        Returns:
+            What sends more such chunks.
+        """
         ...
 
     def end(self, *, cut: bool = False) -> None:

@@ -21,7 +21,7 @@ class StreamedRequest(DirectRequest):
         full: whether the client is slow: nothing is taken until `resume`.
     """
 
-    __slots__ = ("_encoder", "full", "streams")
+    __slots__ = ("_encoder", "_send", "full", "streams")
 
     def _ask(self) -> None:
         self.full = self.streams = False
@@ -75,7 +75,7 @@ class StreamedRequest(DirectRequest):
         self._encoder = encoder
         self._note(events)
         account.status = 200
-        self._client.open(self._fields(encoder), _chunk(data))
+        self._send = self._client.open(self._fields(encoder), _chunk(data))
         self.streams = True
         return True
 
@@ -85,14 +85,11 @@ class StreamedRequest(DirectRequest):
         self._note(events)
         self._write(data)
 
-    def relay(self, chunks: bytes, texts: int) -> bool:
+    def relay(self, chunks: bytes, texts: int) -> None:
         """Send a run of texts as it came."""
-        if self.full:
-            return False
         if texts:
             self._account.note_output()
-        self._client.write(chunks)
-        return True
+        self._send(chunks)
 
     def end(self) -> None:
         """Send the end."""
@@ -136,7 +133,7 @@ class StreamedRequest(DirectRequest):
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._client.write(_chunk(data))
+            self._send(_chunk(data))
 
     def _fields(self, encoder: StreamEncoder) -> bytes:
         account, target = self._account, self._account.target
