@@ -125,6 +125,8 @@ class DirectWay:
         """The same for a server that stops: it waits for its tasks, and cancels them in the end."""
         if (stream := self._stream) is None:
             return False
+        if self._guard is not None:
+            return True
         tasks, self._is_last = self._connection.tasks, True
         # Nothing has to run meanwhile: a future is enough.
         self._guard = guard = self._connection.loop.create_future()

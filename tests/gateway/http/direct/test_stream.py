@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -159,14 +160,17 @@ async def test_a_plain_stream_has_no_task_once_a_connection_is_idle(tasks: list[
             answer = await there.client.post("/v1/chat/completions", json=ASKED)
             assert answer.content == b"".join([ROLE, *WORDS, LAST, DONE])
     assert tasks == ["task", "direct", "direct"]
-    assert there.there.connections == 2  # the health check's and one
 
 
 async def streaming(there: Gateway, *steps: Step) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A client that has read the first events of a stream."""
     await warm(there)
     there.steps.append((STREAM + b"".join(map(chunk, (ROLE, *WORDS[:2]))), *steps))
-    reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # the kernel takes little for who reads slowly
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", there.port))
+    reader, writer = await asyncio.open_connection(sock=client)
     body = json.dumps(ASKED).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
     writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
@@ -234,6 +238,7 @@ async def test_a_server_that_stops_waits_for_a_stream_and_then_cancels_it(
             reader, writer = await streaming(there, Wait(event), b"".join(map(chunk, ENDING)) + END)
             connection: Any = ways[0]._connection
             there.app.state.service.draining = True
+            connection.shutdown()
             connection.shutdown()
             (guard,) = connection.server_state.tasks
             if late:
