@@ -77,6 +77,7 @@ class RemoteExchange:
         self._asking = asking
         self._request = request
         self._begun = begun
+        self._stream: DirectStream | None = None
 
     def send(self, observer: Observer, take: Take) -> None:
         """Send the request."""
@@ -89,8 +90,8 @@ class RemoteExchange:
         asking, timeouts = self._asking, self._asking.timeouts
         attempt = observer.attempt(asking.upstream, self._request.model)
         decoder = partial(asking.codecs[0].codec.decoder, self._request)
-        self._stream = DirectStream(self._begun, decoder, sink, attempt, timeouts.idle, asking.counts)
-        self._begun.send(self._stream.hear, timeouts.first_token)
+        self._stream = stream = DirectStream(self._begun, decoder, sink, attempt, timeouts.idle, asking.counts)
+        self._begun.send(stream.hear, timeouts.first_token)
 
     def put_back(self) -> None:
         """Send nothing."""
@@ -98,18 +99,22 @@ class RemoteExchange:
 
     def pause(self) -> None:
         """Wait for nothing more of a stream."""
+        assert self._stream is not None
         self._stream.pause()
 
     def resume(self) -> None:
         """Go on with a stream."""
+        assert self._stream is not None
         self._stream.resume()
 
     def leave(self) -> None:
         """End a stream whose client has left."""
+        assert self._stream is not None
         self._stream.leave()
 
     def hand_over(self) -> Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]:
         """Leave what was sent to a task. The attempt is counted there."""
+        self._stream = None  # whose sink has this exchange, as below
         self._begun.stop()
         return self._begun.going_on
 

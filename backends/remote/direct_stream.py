@@ -24,6 +24,8 @@ from schemas.errors import BackendTimeout, GatewayError, Incomplete
 from schemas.ir import Events, Usage
 
 _EVENTS = (b"text/event-stream",)
+_MOST_BEFORE = 4096
+"""Bytes before the first event that are read anew with each that follows; a task reads them once."""
 
 
 class Counts(msgspec.Struct, frozen=True, eq=False):
@@ -90,11 +92,10 @@ class DirectStream(AnswerDecoder):
         if not connection.head_complete and not connection.settled:
             return
         events: Events | None = None
-        if self._begun.has_type(_EVENTS) and (data := connection.peek()):
+        if self._begun.has_type(_EVENTS):
+            data = connection.peek()
             events = self._first(data)
-        elif not connection.settled and self._begun.has_type(_EVENTS):
-            return
-        if events is None or (not events and connection.settled):
+        if events is None or (not events and (connection.settled or len(data) > _MOST_BEFORE)):
             self._sink.go_on()
         elif events:
             self._begin(events)
@@ -115,6 +116,8 @@ class DirectStream(AnswerDecoder):
 
     def _first(self, data: bytes) -> Events | None:
         """The events of the answer's first bytes; None: they are for a task."""
+        if not data:
+            return ()
         try:
             events = self._decoder.feed(data)
         except Exception:  # whatever it is, the task finds it, too

@@ -112,6 +112,10 @@ class StreamedRequest(DirectRequest):
         """Have a task go on."""
         self._client.go_on()
 
+    def _close(self) -> None:
+        super()._close()
+        del self._exchange  # which has this sink: no circle is left to the garbage collector
+
     def _end_with(self, failure: GatewayError) -> None:
         is_cut = True
         try:
