@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeGuard, runtime_checkable
 
 import msgspec
@@ -50,6 +51,35 @@ class RunDecoder(Protocol):
         ...
 
 
+@runtime_checkable
+class FramedRunDecoder(Protocol):
+    """A decoder that finds runs which are relayed as they came, and in the transfer coding in which they did."""
+
+    def framed_run(self) -> Callable[[bytes], int] | None:
+        """What finds runs that are relayed as they came; None: there is nothing of the kind, until more was fed.
+
+        Returns:
+            A function that gets whole chunks of the transfer coding (RFC 9112, section 7.1). It returns how many texts
+            they have; -1: they are something else, too, and their data is to be fed.
+        """
+        ...
+
+    def pass_by(self, texts: int) -> None:
+        """Count so many texts that were found so. To be called before anything else is."""
+        ...
+
+
+_FINDS_FRAMED_RUNS: dict[type, bool] = {}
+
+
+def finds_framed_runs(decoder: object) -> TypeGuard[FramedRunDecoder]:
+    """Whether a decoder is a `FramedRunDecoder`: asked once for each class, as `isinstance` takes long to find out."""
+    known = _FINDS_FRAMED_RUNS.get(type(decoder))
+    if known is None:
+        known = _FINDS_FRAMED_RUNS[type(decoder)] = isinstance(decoder, FramedRunDecoder)
+    return known
+
+
 class RelayedWhole(msgspec.Struct, frozen=True):
     """A whole answer that is sent on as it came: its body, and what of it is counted."""
 
@@ -59,11 +89,11 @@ class RelayedWhole(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
-class WholeRelay(Protocol):
+class PlainRelay(Protocol):
     """The part of a client codec for plain answers that its own clients get as they came."""
 
-    def relays_whole(self, request: Generate) -> bool:
-        """Whether the answer to a request is one."""
+    def relays_plain(self, request: Generate) -> bool:
+        """Whether the answer to a request is one, be it whole or a stream."""
         ...
 
     def relayed_whole(self, body: bytes) -> RelayedWhole | None:

@@ -7,25 +7,75 @@ from typing import Any, Protocol, runtime_checkable
 
 from adapters.optional import RelayedWhole
 from backends.observation import Observer
-from schemas.ir import Generate
+from schemas.ir import Events, Generate
 
 Take = Callable[[RelayedWhole | None], None]
 """Gets the answer, which is complete and counted; None: it is unusual, and a task is to go on."""
 
 
+class StreamSink(Protocol):
+    """Takes a streamed answer where it arrives. `go_on`, `end` and `fail` are each the last call.
+
+    Attributes:
+        full: whether nothing may be given now; `DirectExchange.resume` is to be called once that is over.
+    """
+
+    full: bool
+
+    def begin(self, events: Events) -> bool:
+        """Take the first events; False: nothing was taken of them, and a task is to go on."""
+        ...
+
+    def take(self, events: Events) -> None:
+        """Take more events, the last of which are to be counted before this returns."""
+        ...
+
+    def relay(self, chunks: bytes, texts: int) -> None:
+        """Take chunks of the transfer coding (RFC 9112, section 7.1) with so many texts and nothing else."""
+        ...
+
+    def end(self) -> None:
+        """The answer is complete."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """The answer is not, or the sink has raised this itself."""
+        ...
+
+    def go_on(self) -> None:
+        """Have a task go on, of which nothing was taken."""
+        ...
+
+
 class DirectExchange(Protocol):
-    """A connection that is lent to a request, to which nothing was sent yet. `send` or `put_back` must follow."""
+    """A connection lent to a request, to which nothing was sent yet. One of the first three calls must follow."""
 
     def send(self, observer: Observer, take: Take) -> None:
-        """Send the request, and have `take` called once."""
+        """Send a request that is not for a stream, and have `take` called once."""
+        ...
+
+    def stream(self, observer: Observer, sink: StreamSink) -> None:
+        """Send a request for a stream, which the sink gets."""
         ...
 
     def put_back(self) -> None:
         """Send nothing."""
         ...
 
+    def pause(self) -> None:
+        """Wait for nothing more of a stream: its sink is full."""
+        ...
+
+    def resume(self) -> None:
+        """Go on with a stream."""
+        ...
+
+    def leave(self) -> None:
+        """End a stream whose client has left. Its sink is called no more."""
+        ...
+
     def hand_over(self) -> Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]:
-        """Leave what was sent to a task, and call `take` no more.
+        """Leave what was sent to a task, and call nobody any more.
 
         Returns:
             What the coroutine of that task, which asks the backend as ever, is to be wrapped in.

@@ -45,9 +45,9 @@ class OpenAIClient:
         """The whole answer to `request`, as the complete stream of its events."""
         return read_answer(self._dialect, request, reply)
 
-    def relays_whole(self, request: Generate) -> bool:
+    def relays_plain(self, request: Generate) -> bool:
         """Whether the client speaks this dialect, and nothing of its answer is read but the end and the usage."""
-        is_one = not request.stream and request.n == 1 and len(request.prompts) == 1
+        is_one = request.n == 1 and len(request.prompts) == 1
         return is_one and not (request.logprobs or request.prompt_logprobs) and relays_answer(self._dialect, request)
 
     def relayed_whole(self, body: bytes) -> RelayedWhole | None:

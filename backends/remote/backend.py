@@ -27,6 +27,7 @@ from backends.remote.context.lengths import ContextLengths, Telling
 from backends.remote.context.shortening import Shortening
 from backends.remote.diagnosis import Diagnosis
 from backends.remote.direct import DirectAsking, RemoteExchange
+from backends.remote.direct_stream import Counts
 from backends.remote.id_source import id_source, marked
 from backends.remote.options import RemoteOptions
 from backends.remote.resilience.breaker import Breaker
@@ -138,8 +139,8 @@ class RemoteBackend:
             parts = split_url(self._options.url)
             upstream = Upstream(self.name, self._provider, parts.hostname or "", port_of(parts))
             # Embeddings and relayed requests go through the first protocol, so its codec reads their errors.
-            codec, idle = self._codecs[0].codec, self._options.timeouts.idle
-            self._asking = Asking(connected.requests, upstream, self._breaker, codec, idle)
+            codec, timeouts = self._codecs[0].codec, self._options.timeouts
+            self._asking = Asking(connected.requests, upstream, self._breaker, codec, timeouts.idle)
             if self._options.tokenizer is not None:
                 # Imported where a backend has one: 10 MB of memory.
                 from backends.remote.retokeniser import Retokeniser
@@ -151,8 +152,8 @@ class RemoteBackend:
             lengths = ContextLengths(connected.checks, self._options.context_length, self._telling)
             self._shortening = Shortening(lengths, self._retokeniser, self._chat)
             if self._retokeniser is None and self._chat is None and self._options.raw_text != "as_chat":
-                whole, budget = self._options.timeouts.whole, self._retrier.budget
-                self._direct = DirectAsking.of(connected.requests, self._codecs, upstream, self._breaker, budget, whole)
+                counts = Counts(self._breaker, self._retrier.budget, connected.redact)
+                self._direct = DirectAsking.of(connected.requests, self._codecs, upstream, timeouts, counts)
         except (ValueError, OSError) as error:
             self._start_error = f"backends.{self.name}: {error}"
             raise BackendUnavailable(self._start_error) from None

@@ -1,26 +1,30 @@
 """The fast path to a server: asks it without a task, where its answer goes to the client as it came.
 
 Everything that may be unusual is left to the way through a task, which goes on with what was sent: an error, an answer
-that is not plain, a connection that is lost, a deadline. Only an answer that is complete is counted here.
+that is not plain, a connection that is lost, a deadline. Only an answer that is complete is counted here, and a stream
+that has begun.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from adapters.optional import WholeRelay
-from backends.direct import Take
+from adapters.optional import PlainRelay
+from backends.direct import StreamSink, Take
 from backends.observation import Attempt, Observer, Upstream
 from backends.remote.asking import Spoken, encoded
-from backends.remote.resilience.breaker import Breaker
-from backends.remote.resilience.retry import RetryBudget
+from backends.remote.direct_stream import Counts, DirectStream
+from backends.remote.options import Timeouts
 from backends.transport import Exchanger, Transport
 from backends.transport.begun import BegunExchange
 from schemas.errors import GatewayError
 from schemas.ir import Generate
+
+_JSON = (b"application/json",)
 
 
 class DirectAsking(msgspec.Struct, frozen=True, eq=False):
@@ -30,37 +34,29 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
         transport: its direct client.
         codecs: the protocols that it speaks.
         relay: the first of them, whose answers are relayed.
-        upstream, breaker, budget: the backend's.
-        timeout: seconds for a whole answer.
+        upstream, timeouts, counts: the backend's.
     """
 
     transport: Transport
     codecs: Sequence[Spoken]
-    relay: WholeRelay
+    relay: PlainRelay
     upstream: Upstream
-    breaker: Breaker
-    budget: RetryBudget
-    timeout: float
+    timeouts: Timeouts
+    counts: Counts
 
     @classmethod
     def of(
-        cls,
-        client: Exchanger,
-        codecs: Sequence[Spoken],
-        upstream: Upstream,
-        breaker: Breaker,
-        budget: RetryBudget,
-        timeout: float,
+        cls, client: Exchanger, codecs: Sequence[Spoken], upstream: Upstream, timeouts: Timeouts, counts: Counts
     ) -> DirectAsking | None:
         """What asks a server so; None where its client or its protocol needs a task."""
         relay = codecs[0].codec
-        if not isinstance(client, Transport) or not isinstance(relay, WholeRelay):
+        if not isinstance(client, Transport) or not isinstance(relay, PlainRelay):
             return None
-        return cls(client, codecs, relay, upstream, breaker, budget, timeout)
+        return cls(client, codecs, relay, upstream, timeouts, counts)
 
     def exchange(self, request: Generate) -> RemoteExchange | None:
         """An exchange for a request as the server is to get it; None: it is to be asked in a task."""
-        if not self.relay.relays_whole(request):
+        if not self.relay.relays_plain(request):
             return None
         try:
             codec, outbound = encoded(self.codecs, request)
@@ -69,47 +65,74 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
             begun = self.transport.begin(outbound)
         except GatewayError:
             return None
-        return None if begun is None else RemoteExchange(self, request.model, begun)
+        return None if begun is None else RemoteExchange(self, request, begun)
 
 
 class RemoteExchange:
     """One exchange (`backends.direct.DirectExchange`)."""
 
-    __slots__ = ("_asking", "_attempt", "_begun", "_model", "_take")
+    __slots__ = ("_asking", "_attempt", "_begun", "_request", "_stream", "_take")
 
-    def __init__(self, asking: DirectAsking, model: str, begun: BegunExchange) -> None:
+    def __init__(self, asking: DirectAsking, request: Generate, begun: BegunExchange) -> None:
         self._asking = asking
-        self._model = model
+        self._request = request
         self._begun = begun
+        self._stream: DirectStream | None = None
 
     def send(self, observer: Observer, take: Take) -> None:
         """Send the request."""
-        self._attempt: Attempt = observer.attempt(self._asking.upstream, self._model)
+        self._attempt: Attempt = observer.attempt(self._asking.upstream, self._request.model)
         self._take = take
-        self._begun.send(self._ended, self._asking.timeout)
+        self._begun.send(self._hear, self._asking.timeouts.whole)
+
+    def stream(self, observer: Observer, sink: StreamSink) -> None:
+        """Send the request for a stream."""
+        asking, timeouts = self._asking, self._asking.timeouts
+        attempt = observer.attempt(asking.upstream, self._request.model)
+        decoder = partial(asking.codecs[0].codec.decoder, self._request)
+        self._stream = stream = DirectStream(self._begun, decoder, sink, attempt, timeouts.idle, asking.counts)
+        self._begun.send(stream.hear, timeouts.first_token)
 
     def put_back(self) -> None:
         """Send nothing."""
         self._begun.put_back()
 
+    def pause(self) -> None:
+        """Wait for nothing more of a stream."""
+        assert self._stream is not None
+        self._stream.pause()
+
+    def resume(self) -> None:
+        """Go on with a stream."""
+        assert self._stream is not None
+        self._stream.resume()
+
+    def leave(self) -> None:
+        """End a stream whose client has left."""
+        assert self._stream is not None
+        self._stream.leave()
+
     def hand_over(self) -> Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]:
         """Leave what was sent to a task. The attempt is counted there."""
+        self._stream = None  # whose sink has this exchange, as below
         self._begun.stop()
         return self._begun.going_on
 
-    def _ended(self) -> None:
-        asking, begun, take = self._asking, self._begun, self._take
+    def _hear(self) -> None:
+        asking, begun = self._asking, self._begun
+        if not begun.connection.settled:
+            return
+        begun.stop()
+        take = self._take
         del self._take  # which has this exchange: no circle is left to the garbage collector
-        body = begun.take_whole()
+        body = begun.whole(_JSON)
         try:
             answer = None if body is None else asking.relay.relayed_whole(body)
         except Exception:  # whatever it is, the task finds it, too
             answer = None
         if answer is not None:
             begun.finish()
-            asking.budget.deposit()
+            asking.counts.budget.deposit()
             self._attempt.end()
-            asking.breaker.record_success()
-        elif body is not None:
-            begun.give_back(body)
+            asking.counts.breaker.record_success()
         take(answer)

@@ -17,7 +17,50 @@ from schemas.errors import BackendTimeout, Fault, GatewayError, Incomplete
 from schemas.ir import Delta, Events
 
 
-class EventStream:
+class AnswerDecoder:
+    """Decodes the body of one streamed answer.
+
+    Args:
+        decoder: of the response's protocol.
+
+    Attributes:
+        failure: of bytes behind events that were returned.
+    """
+
+    __slots__ = ("_decoder", "failure")
+
+    def __init__(self, decoder: StreamDecoder) -> None:
+        self._decoder = decoder
+        self.failure: GatewayError | None = None
+
+    def decode(self, data: bytes) -> Events:
+        """The events completed by these bytes; a failure behind some is kept in `failure`.
+
+        Raises:
+            schemas.errors.GatewayError: there are none before it.
+        """
+        try:
+            return self._decoder.feed(data)
+        except GatewayError as error:
+            # No events are due, so the failure need not wait for the next call.
+            if not self._decoder.before:
+                raise
+            self.failure = error
+            return self._decoder.before
+
+    def close(self, error: GatewayError) -> Events:
+        """Return the events still due at the end of the stream, or raise `error` if the answer is not finished.
+
+        The decoder decides whether an answer is whole, not the socket: servers cut connections after a complete answer.
+        """
+        # The decoder's own `Incomplete` is dropped: `error` says why the stream ended (idle, cut off, timed out).
+        with suppress(Incomplete):
+            if events := self._decoder.close():
+                return events
+        raise error
+
+
+class EventStream(AnswerDecoder):
     """The events of one streamed answer.
 
     Args:
@@ -27,15 +70,13 @@ class EventStream:
             that only sends keep-alive comments is cut off.
     """
 
-    __slots__ = ("_decoder", "_failure", "_idle", "_loop", "_response", "_run", "_sink", "_until")
+    __slots__ = ("_idle", "_loop", "_response", "_run", "_sink", "_until")
 
     def __init__(self, response: Response, decoder: StreamDecoder, idle: float) -> None:
+        super().__init__(decoder)
         self._response = response
-        self._decoder = decoder
         self._idle = idle
         self._loop = asyncio.get_running_loop()
-        # The failure of bytes behind events that were returned; the next `read` raises it.
-        self._failure: GatewayError | None = None
         self._sink: Sink | None = None
 
     def feed_into(self, sink: Sink) -> None:
@@ -63,8 +104,8 @@ class EventStream:
         """
         events = await self.read(deadline)
         # `Finished` is a `Delta`, too. Before the first delta, another attempt repeats no text.
-        if self._failure is not None and not any(isinstance(event, Delta) for event in events):
-            raise self._failure
+        if self.failure is not None and not any(isinstance(event, Delta) for event in events):
+            raise self.failure
         return events
 
     async def read(self, deadline: float | None = None) -> Events:
@@ -73,8 +114,8 @@ class EventStream:
         Raises:
             schemas.errors.GatewayError: there are none, although the answer is not finished.
         """
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         # Set outside the loop: bytes that complete no event must not renew the deadline. What the sink takes does.
         self._until = self._loop.time() + self._idle if deadline is None else deadline
         events: Events = ()
@@ -83,40 +124,21 @@ class EventStream:
                 data = await self._response.read(self._until)
             except BackendTimeout as timeout:
                 # Before the first event the timeout itself is the error; later the answer is incomplete.
-                return self._close(_idle() if deadline is None else timeout)
+                return self.close(idle_error() if deadline is None else timeout)
             except Incomplete as truncated:
-                return self._close(truncated)
+                return self.close(truncated)
             # The body has ended. Whether the answer is complete is for the decoder to say.
             if not data:
-                return self._close(_truncated())
-            events = self._decode(data)
+                return self.close(truncated_error())
+            events = self.decode(data)
         return events
 
-    def _decode(self, data: bytes) -> Events:
-        try:
-            return self._decoder.feed(data)
-        except GatewayError as error:
-            # No events are due, so the failure need not wait for the next call.
-            if not self._decoder.before:
-                raise
-            self._failure = error
-            return self._decoder.before
 
-    def _close(self, error: GatewayError) -> Events:
-        """Return the events still due at the end of the stream, or raise `error` if the answer is not finished.
-
-        The decoder decides whether an answer is whole, not the socket: servers cut connections after a complete answer.
-        """
-        # The decoder's own `Incomplete` is dropped: `error` says why the stream ended (idle, cut off, timed out).
-        with suppress(Incomplete):
-            if events := self._decoder.close():
-                return events
-        raise error
-
-
-def _idle() -> Incomplete:
+def idle_error() -> Incomplete:
+    """The error of a stream of which nothing comes."""
     return Incomplete("The backend's stream stalled before it was finished.", fault=Fault.IDLE)
 
 
-def _truncated() -> Incomplete:
+def truncated_error() -> Incomplete:
+    """The error of a stream whose body ends too early."""
     return Incomplete("The backend's stream ended before it was finished.", fault=Fault.TRUNCATED)

@@ -1,12 +1,12 @@
-"""An exchange without a task: begun on an idle connection, with a callback for its end.
+"""An exchange without a task: begun on an idle connection, with a callback for what comes.
 
-Whatever is unusual about the end is left to a task, which goes on with the exchange (`going_on`): it sends its request
-as ever, and where that would be the very bytes that were sent already, it gets their connection instead.
+Whatever is unusual about the answer is left to a task, which goes on with the exchange (`going_on`): it sends its
+request as ever, and where that would be the very bytes that were sent already, it gets their connection instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,6 @@ from backends.transport.connection import Connection
 
 if TYPE_CHECKING:
     from backends.transport.pool import Pool
-
-_JSON = b"application/json"
 
 
 class BegunExchange:
@@ -40,44 +38,45 @@ class BegunExchange:
         self._limit = limit
         self.deadline = 0.0
 
+    @property
+    def connection(self) -> Connection:
+        """The connection, before a task goes on with it."""
+        assert self._connection is not None
+        return self._connection
+
     def put_back(self) -> None:
         """Send nothing."""
-        assert self._connection is not None
-        self._connection.put_back()
+        self.connection.put_back()
 
-    def send(self, ended: Callable[[], None], timeout: float) -> None:
-        """Send the request. `ended` is called as `Connection.expect_end` says, at the latest after `timeout` s."""
+    def send(self, listener: Callable[[], None], timeout: float) -> None:
+        """Send the request. `listener` is called as `Connection.listen` says, at the latest after `timeout` s."""
         connection = self._connection
         assert connection is not None
         self.deadline = connection.time() + timeout
         connection.send(self._data)
-        connection.expect_end(ended, self.deadline)
+        connection.listen(listener, self.deadline)
 
-    def take_whole(self) -> bytes | None:
-        """The body of an answer of JSON with status 200 that has come as a whole; None of any other."""
+    def has_type(self, types: Collection[bytes]) -> bool:
+        """Whether the answer has status 200, one of these media types, and is not encoded."""
         connection = self._connection
         assert connection is not None
         if connection.status != 200:
-            return None
+            return False
         media_type = None
         for name, value in connection.headers:
             if name == b"content-type" and media_type is None:
                 media_type = value
             elif name == b"content-encoding":
-                return None
-        if media_type != _JSON and (media_type or b"").partition(b";")[0].strip().lower() != _JSON:
-            return None
-        return connection.take_whole(self._limit)
+                return False
+        return media_type in types or (media_type or b"").partition(b";")[0].strip().lower() in types
 
-    def give_back(self, body: bytes) -> None:
-        """Undo `take_whole`: whoever goes on is to read the body."""
-        assert self._connection is not None
-        self._connection.give_back(body)
+    def whole(self, types: Collection[bytes]) -> bytes | None:
+        """The body of such an answer that has come as a whole; None of any other."""
+        return self.connection.whole(self._limit) if self.has_type(types) else None
 
     def finish(self) -> None:
         """End a complete answer; its connection may be reused."""
-        assert self._connection is not None
-        self._connection.release()
+        self.connection.finish()
 
     async def going_on(self, work: Coroutine[Any, Any, None]) -> None:
         """Do the work of a task that goes on with this exchange, and end what it has not taken."""
@@ -89,8 +88,7 @@ class BegunExchange:
 
     def stop(self) -> None:
         """Call nothing any more."""
-        assert self._connection is not None
-        self._connection.ended = None
+        self.connection.listener = None
 
     def connection_for(self, data: bytes, pool: Pool) -> Connection | None:
         """The connection of a pool on which these bytes were sent, once."""

@@ -55,7 +55,7 @@ class _DirectResponse(Response):
 
     async def reply(self, deadline: float | None) -> Reply:
         # Most whole answers are a single read of the socket, head and all.
-        body = self._connection.take_whole(self._limit)
+        body = self._connection.whole(self._limit)
         return (
             await super().reply(deadline) if body is None else Reply(body, self.status, self.media_type, self.headers)
         )

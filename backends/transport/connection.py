@@ -21,6 +21,7 @@ from typing import cast
 
 import httptools
 
+from backends.transport.deadline import Deadline
 from backends.transport.limits import TransportLimits
 from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
 
@@ -32,8 +33,9 @@ class Connection(asyncio.Protocol):
 
     `status` and `headers` are those of the response being read. `time` is the event loop's clock, `idle_since` when the
     pool got the connection back. `take` gets the bytes of this response's body for which `read` waits: it returns the
-    deadline of the next ones, or None if `read` is to return these. `ended` is called, once and instead of waking
-    anybody, when there is nothing more to wait for (`expect_end`).
+    deadline of the next ones, or None if `read` is to return these. `listener` is called instead of waking anybody
+    (`listen`), and before it `relay` gets what comes where a chunk of the body begins: it returns whether that was
+    whole chunks and it has taken them. `deadline` is that of what is waited for.
 
     Args:
         limits: bounds on what is read.
@@ -57,15 +59,13 @@ class Connection(asyncio.Protocol):
         self._socket: asyncio.Transport | None = None
         # One exchange at a time and one reader per exchange: a single future is enough to wake whoever waits.
         self._waiter: asyncio.Future[None] | None = None
-        self._deadline: float | None = None
-        self._deadline_timer: asyncio.TimerHandle | None = None
+        self.deadline = Deadline(self._loop, self._on_deadline)
         self._linger_timer: asyncio.TimerHandle | None = None
         self._uses = 0  # exchanges begun; above 1 the connection was reused
         self.idle_since = 0.0
         self._reset()
 
-    # `_uses`, the parser and the deadline timer outlive an exchange: the timer is lazy (`_on_timer`) and costs less to
-    # keep.
+    # `_uses`, the parser and the deadline outlive an exchange.
     def _reset(self) -> None:
         """Forget the last exchange."""
         self.status = 0
@@ -75,11 +75,12 @@ class Connection(asyncio.Protocol):
         self._received = self._head_size = 0  # bytes from the socket; bytes of headers
         # `_complete`: the body has ended. `_unsolicited`: bytes came that answer no request.
         self._head_complete = self._complete = self._interim = self._unsolicited = False
-        self._reusable = False
-        self._paused = False
+        self._reusable = self._paused = self._late = False
+        self._at_chunk = False  # whether the next byte begins one
         self._failure: GatewayError | None = None
         self.take: Callable[[bytes], float | None] | None = None
-        self.ended: Callable[[], None] | None = None
+        self.relay: Callable[[bytes], bool] | None = None
+        self.listener: Callable[[], None] | None = None
 
     # --- for an exchange --------------------------------------------------------------------------------------------
 
@@ -108,10 +109,32 @@ class Connection(asyncio.Protocol):
         else:
             self._socket.write(data)
 
-    def expect_end(self, ended: Callable[[], None], deadline: float) -> None:
-        """Call `ended` once the response is complete, has failed, is too large to wait for as a whole, or is late."""
-        self.ended = ended
-        self._set_deadline(deadline)
+    def listen(self, listener: Callable[[], None], deadline: float | None) -> None:
+        """Call `listener` whenever more of the response has come, when it ends or fails, and at the deadline."""
+        self.listener = listener
+        self.deadline.set(deadline)
+
+    @property
+    def settled(self) -> bool:
+        """Whether a listener waits in vain: the response is complete, has failed, is late, or nothing is read on."""
+        return self._complete or self._failure is not None or self._paused or self._late
+
+    @property
+    def head_complete(self) -> bool:
+        """Whether `status` and `headers` have arrived."""
+        return self._head_complete
+
+    def has_ended(self) -> bool:
+        """Whether all of the body has arrived.
+
+        Raises:
+            schemas.errors.BackendError: the rest will not arrive, or is late.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._late and not self._complete:
+            raise _timeout()
+        return self._complete
 
     async def receive_head(self, deadline: float | None) -> None:
         """Return once `status` and `headers` have arrived.
@@ -138,39 +161,40 @@ class Connection(asyncio.Protocol):
             if self._complete:
                 return b""
             await self._wait(deadline)
-            deadline = self._deadline  # later, if `take` has got something meanwhile
+            deadline = self.deadline.at  # later, if `take` has got something meanwhile
+        data = self.peek()
+        self.drop()
+        return data
+
+    def peek(self) -> bytes:
+        """All of the body that has arrived and was not read."""
         # Fast path: a stream mostly has one chunk per wake-up, which is handed on without a copy.
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+
+    def drop(self) -> None:
+        """Take that as read."""
         self._chunks.clear()
         self._buffered = 0
         if self._paused:
             self._resume()
-        return data
 
-    def take_whole(self, limit: int) -> bytes | None:
+    def whole(self, limit: int) -> bytes | None:
         """The body if it has come as a whole and has at most `limit` bytes; None: it is to be read."""
         if not self._complete or self._failure is not None or self._paused or self._buffered > limit:
             return None
-        data = b"".join(self._chunks)
-        self._chunks.clear()
-        self._buffered = 0
-        return data
+        return self.peek()
 
     def put_back(self) -> None:
         """Return the connection to its pool unused."""
         self._on_idle(self)
 
-    def give_back(self, body: bytes) -> None:
-        """Undo `take_whole`: the body is to be read."""
-        self._chunks.append(body)
-        self._buffered = len(body)
-
     def release(self) -> None:
         """End the exchange. Unless the response is complete, the socket is closed: that tells the upstream to stop."""
         # Unsent bytes: the upstream answered before it had read the whole request (a 413, say), and may never read the
         # rest. The next request would wait behind it (9.5).
-        self.take = None
+        self.take = self.relay = self.listener = None
         if self._complete and self._reusable and not self._unsent():
+            self._chunks.clear()
             self._on_idle(self)
         else:
             self.abort()
@@ -186,7 +210,7 @@ class Connection(asyncio.Protocol):
             self.release()
             return
         self._chunks.clear()
-        self.take = None
+        self.take = self.relay = self.listener = None
         # Until the timer fires, the connection stays lent and keeps its slot in the pool.
         self._linger_timer = self._loop.call_later(self._limits.linger, self.abort)
         # A paused socket would never deliver the last chunk.
@@ -207,6 +231,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of the response, and wake whoever waits for them."""
+        if self._at_chunk and self.relay is not None and self.relay(data):
+            return  # the parser knows nothing of these chunks, and need not
         self._received += len(data)
         try:
             self._parser.feed_data(data)
@@ -226,18 +252,19 @@ class Connection(asyncio.Protocol):
         elif self._buffered > self._limits.buffered and not self._paused and self._socket is not None:
             self._paused = True
             self._socket.pause_reading()
-        if self.ended is not None:
-            if self._complete or self._failure is not None or self._paused:
-                self._end()
+        if self.listener is not None:
+            # RFC 9112, section 7.1: behind a chunk's CRLF comes a line, whose end the parser tells.
+            self._at_chunk = self._at_chunk and data.endswith(b"\r\n")
+            self.listener()
         elif self.take is None or not self._taken(self.take):
             self._notify()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Complete a body that ends with the connection; fail every other response that is not complete."""
-        for timer in (self._linger_timer, self._deadline_timer):
-            if timer is not None:
-                timer.cancel()
-        self._linger_timer = self._deadline_timer = None
+        self.deadline.cancel()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
         # `exc` is None after a FIN. After a reset even a body without framing is not known to be whole.
         if self._head_complete and not self._complete and not self._has_framing() and exc is None:
             # Close-delimited body (6.3, item 8): the end of the connection is the end of the body.
@@ -249,8 +276,8 @@ class Connection(asyncio.Protocol):
         # Cleared before the pool is called, so that the pool and the waiter see a closed connection.
         self._socket = None
         self._on_closed(self)
-        if self.ended is not None:
-            self._end()
+        if self.listener is not None:
+            self.listener()
         else:
             self._notify()
 
@@ -260,16 +287,15 @@ class Connection(asyncio.Protocol):
             return False
         if self._complete or self._failure is not None:
             return False
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         try:
-            deadline = take(data)
+            deadline = take(self.peek())
         except Exception as error:  # whoever waits is to know
             self._waiter.set_exception(error)
             return True
         if deadline is None:
             return False
         self._chunks.clear()
-        self._buffered, self._deadline = 0, deadline
+        self._buffered, self.deadline.at = 0, deadline
         return True
 
     # --- httptools' callbacks ---------------------------------------------------------------------------------------
@@ -309,6 +335,14 @@ class Connection(asyncio.Protocol):
             self._chunks.append(body)
             self._buffered += len(body)
 
+    def on_chunk_header(self) -> None:
+        """Note the line before a chunk."""
+        self._at_chunk = False
+
+    def on_chunk_complete(self) -> None:
+        """Note the end of a chunk."""
+        self._at_chunk = True
+
     def on_message_complete(self) -> None:
         """Note the end of a response, and whether the upstream keeps the connection open."""
         # Interim responses complete as messages, too, but do not end the exchange.
@@ -340,42 +374,16 @@ class Connection(asyncio.Protocol):
     def _wait(self, deadline: float | None) -> asyncio.Future[None]:
         """A future that is done once more has arrived, and fails at the deadline."""
         self._waiter = self._loop.create_future()
-        self._set_deadline(deadline)
+        self.deadline.set(deadline)
         return self._waiter
 
-    def _set_deadline(self, deadline: float | None) -> None:
-        self._deadline = deadline
-        # A later deadline needs no work here: `_on_timer` finds it when the armed timer fires.
-        if deadline is not None and (self._deadline_timer is None or deadline < self._deadline_timer.when()):
-            self._arm_timer(deadline)
-
-    def _arm_timer(self, deadline: float) -> None:
-        if self._deadline_timer is not None:
-            self._deadline_timer.cancel()
-        self._deadline_timer = self._loop.call_at(deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        """Fail the waiter, or arm the timer again if the deadline has moved.
-
-        A stream moves its deadline with every event. One timer that is moved when it fires is cheaper than one timer
-        for every read.
-        """
-        # The exchange may have ended or nobody may wait at this moment; then the next `_wait` arms a timer.
-        self._deadline_timer = None
-        waits = self.ended is not None or (self._waiter is not None and not self._waiter.done())
-        if not waits or self._deadline is None:
-            return
-        if self._loop.time() < self._deadline:
-            self._arm_timer(self._deadline)
-        elif self.ended is not None:
-            self._end()
-        elif self._waiter is not None:
-            self._waiter.set_exception(BackendTimeout("The backend did not answer in time.", fault=Fault.TIMEOUT))
-
-    def _end(self) -> None:
-        ended, self.ended = self.ended, None
-        assert ended is not None
-        ended()
+    def _on_deadline(self) -> None:
+        """Fail the waiter. Nobody may wait at this moment: then the next one sets the deadline anew."""
+        if self.listener is not None:
+            self._late = True
+            self.listener()
+        elif self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(_timeout())
 
     def _notify(self) -> None:
         # `done`: the waiter timed out, was cancelled with its task, or was woken by an earlier callback of this turn.
@@ -385,3 +393,7 @@ class Connection(asyncio.Protocol):
 
 def _reset_by_peer() -> GatewayError:
     return BackendUnavailable("The backend closed the connection before it answered.", fault=Fault.RESET)
+
+
+def _timeout() -> GatewayError:
+    return BackendTimeout("The backend did not answer in time.", fault=Fault.TIMEOUT)

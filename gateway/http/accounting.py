@@ -37,7 +37,12 @@ class RequestAccount(RequestState, eq=False):
     def note_next_token(self, batch: Events) -> None:
         """Count the time since the last output, if a stream's batch has some."""
         event = batch[-1]  # the usual batch is a text, maybe behind what is relayed; this runs for every chunk
-        if ((type(event) is Delta and event.text) or _has_output(batch)) and self.count_interval is not None:
+        if (type(event) is Delta and event.text) or _has_output(batch):
+            self.note_output()
+
+    def note_output(self) -> None:
+        """Count the time since the last output, which was not the first."""
+        if self.count_interval is not None:
             now = monotonic()
             self.count_interval(now - self.last_token)
             self.last_token = now

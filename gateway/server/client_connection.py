@@ -111,7 +111,7 @@ class ClientConnection(HttpToolsProtocol):
             self._head()
         self._input, self._left, self._chunked = b"", None, None
         super().connection_lost(exc)
-        if self._direct.begun is not None:
+        if self._direct.begun is not None and not self._direct.lose_client():
             self._direct.go_on()
             # When its task waits for the answer, as if it had done so all the time.
             self.loop.call_soon(self.cycle.lose_client)
@@ -129,12 +129,24 @@ class ClientConnection(HttpToolsProtocol):
         self._parse()
 
     def shutdown(self) -> None:
-        """End with the present answer, which a task goes on with."""
+        """End with the present answer, which a task goes on with if it has not begun."""
         if self._held:
             self._parse()
+        if self._direct.shut_down():
+            return
         if self._direct.begun is not None:
             self._direct.go_on()
         super().shutdown()
+
+    def pause_writing(self) -> None:
+        """Learn that the client is slow."""
+        super().pause_writing()
+        self._direct.pause()
+
+    def resume_writing(self) -> None:
+        """Learn that it is not any more."""
+        super().resume_writing()
+        self._direct.resume()
 
     def begin(self, head: Head, begun: tuple[RequestAccount, Wrap] | None = None) -> None:
         """Begin a request in a task, or go on with one."""
@@ -231,9 +243,11 @@ class ClientConnection(HttpToolsProtocol):
     def _give_up_later_requests(self) -> None:
         """End the connection with the present answer, and read on until then, to learn whether the client leaves."""
         self._on_refused("pipelining")
-        if self._direct.begun is not None:
-            self._direct.go_on()
-        self._gives_up, self.cycle.keep_alive = True, False
+        if not self._direct.close_after():
+            if self._direct.begun is not None:
+                self._direct.go_on()
+            self.cycle.keep_alive = False
+        self._gives_up = True
         self.flow.hold(False)
         self._parse()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -9,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from gateway.http.accounting import RequestAccount
 from gateway.http.direct.lane import Lane
 from gateway.http.direct.request import DirectRequest, Wrap
+from gateway.http.direct.stream import StreamedRequest
 from gateway.http.entrance import Entrance
 from gateway.server.request_head import Framing, Head
 from gateway.server.scope import Connected, scope_of
@@ -19,6 +22,8 @@ class Answering(Connected, Protocol):
 
     transport: Any
     server_state: Any
+    tasks: set[Any]
+    loop: asyncio.AbstractEventLoop
 
     def begin(self, head: Head, begun: tuple[RequestAccount, Wrap] | None = None) -> None:
         """Begin a request in a task, or go on with one."""
@@ -44,12 +49,14 @@ class DirectWay:
         begun: the request that is being answered, with its head and body; None: there is none.
     """
 
-    __slots__ = ("_connection", "_entrance", "begun")
+    __slots__ = ("_connection", "_entrance", "_guard", "_is_last", "begun")
 
     def __init__(self, connection: Answering, entrance: Entrance | None) -> None:
         self._connection = connection
         self._entrance = entrance
         self.begun: tuple[DirectRequest, Head, bytes] | None = None
+        self._is_last = False  # whether the connection ends with it
+        self._guard: asyncio.Future[None] | None = None
 
     def takes(self, head: Head) -> bool:
         """Whether requests with a head may be answered so."""
@@ -72,9 +79,61 @@ class DirectWay:
     def answer(self, status: int, fields: bytes, body: bytes) -> None:
         """Write the answer."""
         self.begun, connection = None, self._connection
-        common = b"".join([b"%b: %b\r\n" % field for field in connection.server_state.default_headers])
-        connection.transport.write_whole(b"%b%b%b\r\n%b" % (STATUS_LINE[status], common, fields, body))
+        connection.transport.write_whole(b"%b%b\r\n%b" % (self._common(status), fields, body))
         connection.on_response_complete()
+
+    def open(self, fields: bytes, data: bytes) -> Callable[[bytes], None]:
+        """Write the head of a stream and its first data."""
+        write: Callable[[bytes], None] = self._connection.transport.write_whole
+        write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (self._common(200), fields, data))
+        return write
+
+    def end(self, *, cut: bool = False) -> None:
+        """End it."""
+        connection = self._connection
+        self._forget()
+        if not cut:
+            connection.transport.write_whole(b"0\r\n\r\n")
+        if cut or self._is_last:
+            connection.transport.close()
+        connection.on_response_complete()
+
+    def pause(self) -> None:
+        """Learn that the client is slow."""
+        if (stream := self._stream) is not None:
+            stream.pause()
+
+    def resume(self) -> None:
+        """Learn that it is not any more."""
+        if (stream := self._stream) is not None:
+            stream.resume()
+
+    def lose_client(self) -> bool:
+        """End a stream whose client has left; False: none has begun."""
+        if (stream := self._stream) is None:
+            return False
+        self._forget()
+        stream.lose_client()
+        return True
+
+    def close_after(self) -> bool:
+        """Have the connection end with the stream that has begun; False: none has."""
+        self._is_last = self._stream is not None
+        return self._is_last
+
+    def shut_down(self) -> bool:
+        """The same for a server that stops: it waits for its tasks, and cancels them in the end."""
+        if (stream := self._stream) is None:
+            return False
+        if self._guard is not None:
+            return True
+        tasks, self._is_last = self._connection.tasks, True
+        # Nothing has to run meanwhile: a future is enough.
+        self._guard = guard = self._connection.loop.create_future()
+        tasks.add(guard)
+        guard.add_done_callback(tasks.discard)
+        guard.add_done_callback(lambda ended: stream.cancel() if ended.cancelled() else None)
+        return True
 
     def go_on(self) -> None:
         """Have a task answer the request."""
@@ -82,6 +141,23 @@ class DirectWay:
         (request, head, body), self.begun = self.begun, None
         self._connection.begin(head, request.hand_over())
         self._connection.pass_on(body, is_last=True)
+
+    @property
+    def _stream(self) -> StreamedRequest | None:
+        """The request whose stream has begun."""
+        request = None if self.begun is None else self.begun[0]
+        return request if isinstance(request, StreamedRequest) and request.streams else None
+
+    def _forget(self) -> None:
+        """Note the end of a stream."""
+        self.begun = None
+        if self._guard is not None and not self._guard.done():
+            self._guard.set_result(None)
+
+    def _common(self, status: int) -> bytes:
+        """The begin of each answer."""
+        common = [b"%b: %b\r\n" % field for field in self._connection.server_state.default_headers]
+        return STATUS_LINE[status] + b"".join(common)
 
     def _lane(self, head: Head) -> Lane | None:
         connection, lanes = self._connection, head.lanes

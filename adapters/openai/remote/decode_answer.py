@@ -5,6 +5,7 @@ A stream is complete if and only if every choice has a finish reason; `[DONE]` i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import attrgetter
 
 import msgspec
@@ -83,6 +84,21 @@ class StreamReader(FrameReader):
             return tuple([Delta(runs.choice, text.decode()) for text in run.texts if text])
         relayed = Relayed(run.relayed, framed=True)
         return (relayed, Delta(runs.choice, run.text)) if run.text else (relayed,)
+
+    def framed_run(self) -> Callable[[bytes], int] | None:
+        """What counts the texts of a run in the transfer coding (-1: it is none); None: runs are not relayed so.
+
+        To be asked again after each call of `feed`.
+        """
+        runs = self._runs
+        if runs is None or self._ended or not (self._relays and runs.as_they_came and self._events.between_events):
+            return None
+        return runs.framed
+
+    def pass_by(self, texts: int) -> None:
+        """Count texts that were found so."""
+        assert self._runs is not None
+        self._choices[self._runs.choice].generated += texts
 
     def close(self) -> Events:
         """The events that end the stream, once the connection was closed or `[DONE]` was read."""

@@ -45,13 +45,16 @@ class TextRuns:
         choice: the index of the choice.
     """
 
-    __slots__ = ("_begin", "_between", "_end", "_least", "_sent", "choice")
+    __slots__ = ("_before", "_begin", "_behind", "_between", "_end", "_fixed", "_least", "_sent", "choice")
 
     def __init__(self, before: bytes, after: bytes, sent_before: bytes, sent_after: bytes, choice: int) -> None:
         self.choice = choice
         self._begin, self._end = b"data: " + before, after + b"\n\n"
         self._between = self._end + self._begin
         self._least = len(self._between)  # in fewer bytes, those before and after a text would overlap
+        # The same as chunks of the transfer coding (RFC 9112, section 7.1), behind their lengths.
+        self._before, self._behind = b"\r\n" + self._begin, self._end + b"\r\n"
+        self._fixed = len(self._begin) + len(self._end)
         sent = b"data: " + sent_before, sent_after + b"\n\n"
         self._sent = None if sent == (self._begin, self._end) else sent
 
@@ -67,6 +70,37 @@ class TextRuns:
             return Run(pieces, joined.decode(), data)
         begin, end = self._sent
         return Run(pieces, joined.decode(), begin + (end + begin).join(pieces) + end)
+
+    @property
+    def as_they_came(self) -> bool:
+        """Whether they are relayed so."""
+        return self._sent is None
+
+    def framed(self, data: bytes) -> int:
+        """How many texts there are in a read that begins where a chunk of the transfer coding does.
+
+        Returns:
+            -1 unless it is whole chunks, each of them one event of a run, with their lengths as `b"%x"` writes them.
+        """
+        if not data.endswith(self._behind) or len(data) > LIMIT:
+            return -1
+        # Fast path: a single chunk.
+        length, found, rest = data.partition(self._before)
+        text = rest[: -len(self._behind)]
+        if found and length == b"%x" % (self._fixed + len(text)) and text.isascii() and _LITERAL.fullmatch(text):
+            return 1 if text else 0
+        texts: list[bytes] = []
+        pieces = data.split(self._behind)
+        del pieces[-1]
+        for piece in pieces:
+            length, found, text = piece.partition(self._before)
+            if not found or length != b"%x" % (self._fixed + len(text)):
+                return -1
+            texts.append(text)
+        joined = b"".join(texts)
+        if not _LITERAL.fullmatch(joined) or not (joined.isascii() or _is_plain(texts, joined)):
+            return -1
+        return len(texts) - texts.count(b"")
 
 
 def _is_plain(pieces: list[bytes], joined: bytes) -> bool:

@@ -7,7 +7,6 @@ head's lane. Nothing is refused, counted or sent before all is known: whatever i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from time import monotonic
 
@@ -24,6 +23,7 @@ from gateway.access.rules import estimated_tokens
 from gateway.config import TEXTLESS
 from gateway.http.accounting import RequestAccount
 from gateway.http.direct.request import DirectRequest
+from gateway.http.direct.stream import StreamedRequest
 from gateway.http.reading.request_reader import MODEL_HEADER
 from gateway.http.request import CONSOLE_HEADER
 from gateway.http.timeouts import TIMEOUT_HEADER
@@ -35,8 +35,6 @@ from schemas.ir import Generate
 
 _UNUSUAL = (CONSOLE_HEADER, MODEL_HEADER, TIMEOUT_HEADER, "content-encoding", "traceparent")
 """Headers that a task looks at."""
-_is_streamed = re.compile(rb'"stream": ?true').search
-"""How bodies ask for a stream: these are not worth reading twice."""
 
 
 class Lane:
@@ -93,7 +91,7 @@ class Lane:
         service, operation, key = self._service, self._operation, None
         if service.draining or service.running >= service.limits.max_concurrent_requests:
             return None
-        if len(body) > service.limits.max_body or _is_streamed(body):
+        if len(body) > service.limits.max_body:
             return None
         if self._digest is not None and (key := service.keys.usual(self._digest)) is None:
             return None
@@ -114,7 +112,7 @@ class Lane:
             exchange.put_back()
             return None
         account.decoded = monotonic() - account.began
-        return DirectRequest(account, operation.codec, exchange)
+        return (StreamedRequest if request.stream else DirectRequest)(account, operation.codec, exchange)
 
     def _read(self, id: str, key: Key | None, body: bytes) -> Generate | None:
         catalog = self._service.catalog
@@ -122,7 +120,7 @@ class Lane:
             catalog = catalog.narrowed(key.may_ask)
         call = Call(id, catalog, self._parameters, self._headers)
         request = self._codec.read_plain(self._operation.route, body, call)
-        return None if request is None or request.stream or request.keeps_partial else request
+        return None if request is None or request.keeps_partial else request
 
     def _exchange(self, request: Generate, plan: Plan, target: Target) -> DirectExchange | None:
         """An exchange with the only server for the request, if nothing looks at the answer on its way."""

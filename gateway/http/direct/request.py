@@ -34,15 +34,36 @@ class DirectClient(Protocol):
         """Have a task answer the request, which calls `DirectRequest.hand_over` first."""
         ...
 
+    def open(self, fields: bytes, data: bytes) -> Callable[[bytes], None]:
+        """Send the headers of a stream, but for those of every answer, and its first data.
+
+        Args:
+            fields: the headers.
+            data: chunks of the transfer coding (RFC 9112, section 7.1).
+
+        Returns:
+            What sends more such chunks.
+        """
+        ...
+
+    def end(self, *, cut: bool = False) -> None:
+        """End a stream as complete, or cut the connection."""
+        ...
+
 
 class DirectRequest:
     """A request that is ready to be sent.
 
     Args:
         account: of the request, which is routed.
-        codec: writes the limits into headers.
+        codec: of its protocol.
         exchange: with the server.
+
+    Attributes:
+        streams: whether a stream has begun: nothing is to be handed over any more.
     """
+
+    streams = False
 
     __slots__ = ("_account", "_client", "_codec", "_exchange")
 
@@ -59,7 +80,7 @@ class DirectRequest:
         service.begun += 1
         service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
         self._account.stage = "generate"
-        self._exchange.send(RequestObserver(self._account), self._take)
+        self._ask()
 
     def hand_over(self) -> tuple[RequestAccount, Wrap]:
         """Leave the request to a task.
@@ -76,6 +97,9 @@ class DirectRequest:
         account.stage = "read"
         return account, self._exchange.hand_over()
 
+    def _ask(self) -> None:
+        self._exchange.send(RequestObserver(self._account), self._take)
+
     def _take(self, answer: RelayedWhole | None) -> None:
         if answer is None:
             self._client.go_on()
@@ -90,20 +114,26 @@ class DirectRequest:
             account.end("ok")
         except Exception as error:  # a disk that is full, or a bug: what the client has no record of, it does not get
             reply = self._codec.error(to_client_error(error, account.request_id))
-        self._client.answer(reply.status, self._fields(reply), reply.body)
-        service = account.service
+        self._answer(reply)
+
+    def _answer(self, reply: Reply) -> None:
+        """Send a whole answer, with the headers that `Responder` gives it."""
+        account, target = self._account, self._account.target
+        assert target is not None
+        limits = self._limits() if account.quotas else b""
+        served = target.entity.name.encode()
+        fields = _FIELDS % (account.request_id.encode(), limits, len(reply.body), served)
+        self._client.answer(reply.status, fields, reply.body)
+        self._close()
+
+    def _close(self) -> None:
+        """Count the request. Nothing more happens to it."""
+        account, service = self._account, self._account.service
         service.running -= 1
         if account.owner is not None and service.shares is not None:
             service.shares.leave(account.owner)
         account.close()
 
-    def _fields(self, reply: Reply) -> bytes:
-        """The headers of the answer, as `Responder` has them."""
-        account = self._account
-        assert account.target is not None
-        limits = b""
-        if account.quotas:
-            given = self._codec.limit_headers(account.quotas)
-            limits = b"".join([b"%b: %b\r\n" % (name.lower(), value) for name, value in given])
-        served = account.target.entity.name.encode()
-        return _FIELDS % (account.request_id.encode(), limits, len(reply.body), served)
+    def _limits(self) -> bytes:
+        given = self._codec.limit_headers(self._account.quotas)
+        return b"".join([b"%b: %b\r\n" % (name.lower(), value) for name, value in given])

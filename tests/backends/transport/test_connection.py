@@ -89,7 +89,7 @@ async def test_a_read_ends_at_its_own_deadline_and_not_at_that_of_an_earlier_one
         transport = Transport(there.url)
         answer = await transport.exchange(Outbound("/", b""), soon())
         assert await answer.read(soon()) == b"one"
-        answer._connection._arm_timer(soon(0.01))  # as an earlier read with that deadline has left it
+        answer._connection.deadline.set(soon(0.01))  # as an earlier read with that deadline has left it
         assert await answer.read(soon()) == b"two", "the timer is moved when it fires too early"
         async with asyncio.timeout(10):
             with pytest.raises(BackendTimeout):
@@ -148,6 +148,6 @@ async def test_what_is_taken_renews_the_deadline_of_the_read_that_waits() -> Non
     connection.data_received(chunk(b"taken"))
     connection.data_received(b"5\r\n")  # wakes the read, and is nothing of the body
     await asyncio.sleep(0)
-    assert connection._deadline == renewed
+    assert connection.deadline.at == renewed
     connection.data_received(b"other\r\n")
     assert await reading == b"other"

@@ -5,39 +5,22 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from litestar import Litestar
 from structlog.testing import capture_logs
 
-from backends.remote import kinds
-from backends.remote.backend import RemoteBackend
 from gateway.access import keys as keys_module
-from gateway.app import create_app
-from gateway.config import Config, Endpoint, EndpointLimit, ServedEntity, ServerSection
+from gateway.config import EndpointLimit
 from gateway.http.direct.request import DirectRequest
 from gateway.http.entrance import Entrance
-from gateway.http.request import RequestHandler
 from gateway.observability.request_log import RequestLog
 from gateway.server.direct_way import DirectWay
-from tests.faults.upstream import Asked, Close, Hang, Reset, Step, Upstream, Wait, response, upstream
-from tests.gateway.serving import MESSAGES, listening
+from tests.faults.upstream import Close, Hang, Reset, Step, Wait, response
+from tests.gateway.http.direct.gateways import ANSWER, CHAT, WHOLE, Gateway, gateway, warm
 
-CHAT: dict[str, Any] = {"model": "chat", "messages": MESSAGES}
-ANSWER: dict[str, Any] = {
-    "id": "c",
-    "object": "chat.completion",
-    "created": 1,
-    "model": "m",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
-}
 CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -47,7 +30,6 @@ def answered(**message: Any) -> bytes:
     return json.dumps(ANSWER | {"choices": [choice | message]}).encode()
 
 
-WHOLE = json.dumps(ANSWER).encode()
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json; charset=utf-8\r\n"
 LENGTH = HEAD + b"content-length: %d\r\n\r\n" % len(WHOLE)
 HEAD_OF_CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
@@ -109,137 +91,6 @@ PLAYS: dict[str, tuple[Step, ...]] = {
 }
 
 
-class Gateway:
-    """A gateway in front of an upstream that plays what a turn wants, once, and then answers whole."""
-
-    def __init__(self, app: Litestar, backend: RemoteBackend, there: Upstream, port: int) -> None:
-        self.app, self.backend, self.there = app, backend, there
-        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
-        self.client.headers["authorization"] = "Bearer secret"
-        self.port = port
-        self.steps: list[tuple[Step, ...]] = []
-
-    def play(self, asked: Asked) -> tuple[Step, ...]:
-        if asked.line.startswith("GET "):
-            return (response(b"{}"),)
-        if self.steps:
-            return self.steps.pop(0)
-        return (response(WHOLE),)
-
-    async def turn(self, body: dict[str, Any], headers: dict[str, str], steps: tuple[Step, ...]) -> dict[str, Any]:
-        """What a client, the log, the console and the upstream see of a request."""
-        self.there.asked.clear()
-        self.steps[:] = [steps]
-        with capture_logs() as logs:
-            answer = await self.client.post("/v1/chat/completions", json=body, headers=headers)
-            await self.settled()
-        self.steps.clear()
-        return self.seen(logs) | {
-            "status": answer.status_code,
-            "headers": {k: v for k, v in answer.headers.items() if k not in ("x-request-id", "date")},
-            "body": answer.content,
-        }
-
-    async def settled(self) -> None:
-        while self.app.state.service.running:  # noqa: ASYNC110 - what follows an answer
-            await asyncio.sleep(0)
-
-    def seen(self, logs: Any) -> dict[str, Any]:
-        """All that is counted or written down, but for times and ids."""
-        entries, _ = self.app.state.service.requests.since({}, 1)
-        last = json.loads(entries[-1]) if entries else {}
-        times = {"timestamp", "request_id", "trace_id", "duration_s", "first_event_s"}
-        shown = {"id", "time", "decoded", "first_event", "first_token", "duration", "trace_id"}
-        return {
-            "log": [{k: v for k, v in each.items() if k not in times} for each in logs],
-            "timed": [bool(each.get("first_event_s")) for each in logs],
-            "console": {k: v for k, v in last.items() if k not in shown},
-            "reached": [name for name in ("decoded", "first_event") if last.get(name) is not None],
-            "asked": [
-                (each.line, {k: v for k, v in each.headers.items() if k != "host"}, each.body)
-                for each in self.there.asked
-            ],
-            "breaker": self.backend._breaker.failures,
-            "budget": round(self.backend._retrier.budget.tokens, 6),
-            "metrics": self.counts(),
-        }
-
-    def counts(self) -> dict[str, Any]:
-        def summed(name: str, cells: Any) -> Any:
-            return sum(cells[:-1]) if name.endswith("_seconds") else list(cells)
-
-        totals = self.app.state.service.metrics.totals()
-        return {
-            (name, labels): summed(name, cells)
-            for name, found in totals.items()
-            if name != "gw_event_loop_tasks"
-            for labels, cells in found.items()
-        }
-
-
-@asynccontextmanager
-async def gateway(*limits: EndpointLimit, **options: Any) -> AsyncIterator[Gateway]:
-    made: list[Gateway] = []
-
-    def play(asked: Asked) -> tuple[Step, ...]:
-        return made[0].play(asked) if made else (response(b"{}"),)
-
-    async with upstream(play) as there:
-        quick: dict[str, Any] = {
-            "retries": {"base": 0.001, "cap": 0.001, "budget": 0.3},
-            "limits": {"keep_alive": 3600.0},
-        }
-        quick |= {"health_interval": 3600.0, "failures": 10_000}
-        backend = kinds.openai("far", {"url": f"{there.url}/v1"} | quick | options)
-        entity = ServedEntity(name="one", backend="far")
-        config = Config(
-            server=ServerSection(keys_env="DIRECT_KEY"),
-            backends={"far": {"kind": "openai"}},
-            endpoints={"chat": Endpoint(served_entities=(entity,), aliases=("also",), limits=limits)},
-        )
-        app = create_app(config, {"far": backend})
-        async with listening(app) as port:
-            made.append(Gateway(app, backend, there, port))
-            async with made[0].client:
-                yield made[0]
-
-
-@pytest.fixture(autouse=True)
-def _key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DIRECT_KEY", "secret")
-
-
-@pytest.fixture
-def tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """How each request was begun, and those that went on in a task."""
-    ways: list[str] = []
-    send, hand_over, run = DirectRequest.send, DirectRequest.hand_over, RequestHandler.run
-
-    def noted(way: str, method: Any) -> Any:
-        def call(*given: Any) -> Any:
-            ways.append(way)
-            return method(*given)
-
-        return call
-
-    monkeypatch.setattr(DirectRequest, "send", noted("direct", send))
-    monkeypatch.setattr(DirectRequest, "hand_over", noted("handed over", hand_over))
-    monkeypatch.setattr(RequestHandler, "run", noted("task", run))
-    return ways
-
-
-@pytest.fixture(scope="module")
-def both() -> Iterator[Any]:
-    """A gateway as it is and one whose requests all have tasks, with what runs them."""
-    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
-        patch.setenv("DIRECT_KEY", "secret")
-        stack = AsyncExitStack()
-        gateways = [runner.run(stack.enter_async_context(gateway())) for _ in range(2)]
-        gateways[1].app.asgi_handler.lane = lambda _: None  # type: ignore[union-attr]
-        yield runner, gateways
-        runner.run(stack.aclose())
-
-
 _TURNS = st.lists(
     st.tuples(
         st.sampled_from([*REQUESTS, *["plain"] * 3 * len(REQUESTS)]),
@@ -265,16 +116,12 @@ def test_requests_without_a_task_are_as_those_with_one(both: Any, turns: list[tu
     runner.run(compare())
 
 
-async def warm(there: Gateway) -> None:
-    """Have the backend open a connection, which then is idle."""
-    assert (await there.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-
-
 async def test_a_plain_chat_has_no_task_once_a_connection_is_idle(tasks: list[str]) -> None:
     async with gateway() as there:
         for body in (CHAT, CHAT, CHAT | {"stream": True}, CHAT | {"n": 2}, CHAT | {"seed": 1}):
             await there.client.post("/v1/chat/completions", json=body)
-    assert tasks == ["task", "direct", "task", "task", "direct"]
+    # The server answers the stream with a whole answer, which is for a task.
+    assert tasks == ["task", "direct", "direct", "handed over", "task", "task", "direct"]
 
 
 @pytest.mark.parametrize("play", ["closed", "500", "no usage", "cut body"])

@@ -1,0 +1,240 @@
+"""A streamed answer without a task: decoded and given to its sink in the callbacks of the server's socket.
+
+Strategy: nothing is taken off the connection before the first events are there, so that until then a task can go on as
+if nothing had been read. From then on every end is one here, since no end needs a wait. The usual read of a stream is
+whole chunks of the transfer coding with one text each, between bytes that are known: these pass the parsers by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from adapters.base import StreamDecoder
+from adapters.optional import FramedRunDecoder, finds_framed_runs
+from backends.direct import StreamSink
+from backends.observation import Attempt
+from backends.remote.event_stream import AnswerDecoder, idle_error, truncated_error
+from backends.remote.resilience.breaker import Breaker
+from backends.remote.resilience.retry import RetryBudget
+from backends.transport.begun import BegunExchange
+from schemas.errors import BackendTimeout, GatewayError, Incomplete
+from schemas.ir import Events, Usage
+
+_EVENTS = (b"text/event-stream",)
+_MOST_BEFORE = 4096
+"""Bytes before the first event that are read anew with each that follows; a task reads them once."""
+
+
+class Counts(msgspec.Struct, frozen=True, eq=False):
+    """What a backend notes of its answers.
+
+    Attributes:
+        breaker, budget: the backend's.
+        redact: takes secrets out of errors.
+    """
+
+    breaker: Breaker
+    budget: RetryBudget
+    redact: Callable[[GatewayError], GatewayError]
+
+
+class DirectStream(AnswerDecoder):
+    """One streamed answer.
+
+    Args:
+        begun: the exchange.
+        make_decoder: of the answer.
+        sink: gets the events.
+        attempt: who listens.
+        idle: the most seconds between two batches of events.
+        counts: the backend's.
+    """
+
+    __slots__ = (
+        "_attempt",
+        "_begun",
+        "_connection",
+        "_count_framed",
+        "_counts",
+        "_idle",
+        "_make_decoder",
+        "_passed_by",
+        "_runs",
+        "_sink",
+    )
+
+    def __init__(
+        self,
+        begun: BegunExchange,
+        make_decoder: Callable[[], StreamDecoder],
+        sink: StreamSink,
+        attempt: Attempt,
+        idle: float,
+        counts: Counts,
+    ) -> None:
+        super().__init__(make_decoder())
+        self._begun = begun
+        self._connection = begun.connection
+        self._make_decoder = make_decoder
+        self._sink = sink
+        self._attempt = attempt
+        self._idle = idle
+        self._counts = counts
+        self._runs: FramedRunDecoder | None = None
+        self._passed_by = 0  # texts of runs, of which the decoder does not know yet
+
+    def hear(self) -> None:
+        """Begin the answer if its first events are there, or else have a task go on if they will not come plainly."""
+        connection = self._connection
+        if not connection.head_complete and not connection.settled:
+            return
+        events: Events | None = None
+        if self._begun.has_type(_EVENTS):
+            data = connection.peek()
+            events = self._first(data)
+        if events is None or (not events and (connection.settled or len(data) > _MOST_BEFORE)):
+            self._sink.go_on()
+        elif events:
+            self._begin(events)
+
+    def pause(self) -> None:
+        """Wait for nothing more."""
+        self._connection.listen(self._read, None)
+
+    def resume(self) -> None:
+        """Go on."""
+        self._expect_more()
+        self._read()
+
+    def leave(self) -> None:
+        """End the answer, whose client has left."""
+        self._attempt.end(asyncio.CancelledError())
+        self._connection.release()
+
+    def _first(self, data: bytes) -> Events | None:
+        """The events of the answer's first bytes; None: they are for a task."""
+        if not data:
+            return ()
+        try:
+            events = self._decoder.feed(data)
+        except Exception:  # whatever it is, the task finds it, too
+            return None
+        if not events:
+            self._decoder = self._make_decoder()  # which gets these bytes again, with more behind them
+        return events
+
+    def _begin(self, events: Events) -> None:
+        try:
+            if not self._sink.begin(events):
+                self._sink.go_on()
+                return
+        except Exception as error:
+            self._counts.budget.deposit()
+            self._break(error)
+            return
+        self._connection.drop()
+        self._counts.budget.deposit()
+        if self._ended(events):
+            return
+        decoder = self._decoder
+        self._runs = decoder if finds_framed_runs(decoder) else None
+        self._expect_more()
+        if self._connection.settled:  # the end has come with them
+            self._read()
+        else:
+            self._look_for_runs()
+
+    def _read(self) -> None:
+        """Give what has come to the sink."""
+        connection, sink = self._connection, self._sink
+        if connection.relay is not None:
+            connection.relay = None
+            assert self._runs is not None
+            self._runs.pass_by(self._passed_by)
+            self._passed_by = 0
+        while not sink.full:
+            try:
+                events = self._next()
+            except GatewayError as error:
+                self._fail(error)
+                return
+            except Exception as error:  # a bug of the decoder
+                self._break(error)
+                return
+            if not events:
+                break
+            try:
+                sink.take(events)
+            except Exception as error:
+                self._break(error)
+                return
+            if self._ended(events):
+                return
+            self._expect_more()
+            if self.failure is None and not connection.settled:
+                break
+        self._look_for_runs()
+
+    def _next(self) -> Events:
+        """The next events; () if they have not come yet.
+
+        Raises:
+            schemas.errors.GatewayError: they will not come.
+        """
+        if self.failure is not None:
+            raise self.failure
+        connection = self._connection
+        while data := connection.peek():
+            connection.drop()
+            if events := self.decode(data):
+                return events
+        try:
+            return self.close(truncated_error()) if connection.has_ended() else ()
+        except BackendTimeout:
+            return self.close(idle_error())
+        except Incomplete as truncated:
+            return self.close(truncated)
+
+    def _expect_more(self) -> None:
+        """Wait for the next events, unless the sink is full: then nothing is late."""
+        self._connection.listen(self._read, None if self._sink.full else self._connection.time() + self._idle)
+
+    def _look_for_runs(self) -> None:
+        if self._runs is not None and (found := self._runs.framed_run()) is not None:
+            self._count_framed = found
+            self._connection.relay = self._relay
+
+    def _relay(self, data: bytes) -> bool:
+        """Have the sink take a run of texts as it came; False if it is none."""
+        connection, sink = self._connection, self._sink
+        if sink.full or (texts := self._count_framed(data)) < 0:
+            return False
+        self._passed_by += texts
+        connection.deadline.at = connection.time() + self._idle  # before the sink may be full: then nothing is late
+        sink.relay(data, texts)
+        return True
+
+    def _ended(self, events: Events) -> bool:
+        """End the answer if these were its last events."""
+        if type(events[-1]) is not Usage:
+            return False
+        self._begun.finish()
+        self._attempt.end()
+        self._counts.breaker.record_success()
+        self._sink.end()
+        return True
+
+    def _fail(self, error: GatewayError) -> None:
+        """End an answer that the server has not completed."""
+        self._attempt.end(error)
+        self._counts.breaker.record_failure(error)
+        self._connection.release()
+        self._sink.fail(self._counts.redact(error))
+
+    def _break(self, error: Exception) -> None:
+        """End an answer that cannot be passed on."""
+        self.leave()
+        self._sink.fail(error)

@@ -1,0 +1,153 @@
+"""One plain request for a stream on the fast path: each part of its answer is written where it arrives."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from adapters.base import StreamEncoder
+from gateway.errors import to_client_error
+from gateway.http.direct.request import DirectRequest
+from gateway.http.observation.observer import RequestObserver
+from schemas.errors import GatewayError, ShuttingDown
+from schemas.ir import Events, Generate, Usage
+
+_FIELDS = b"content-type: %b\r\nx-request-id: %b\r\n%b%bserved-model-name: %b\r\n"
+
+
+class StreamedRequest(DirectRequest):
+    """Such a request, which is the sink of its answer (`backends.direct.StreamSink`).
+
+    Attributes:
+        full: whether the client is slow: nothing is taken until `resume`.
+    """
+
+    __slots__ = ("_encoder", "_send", "full", "streams")
+
+    def _ask(self) -> None:
+        self.full = self.streams = False
+        self._exchange.stream(RequestObserver(self._account), self)
+
+    # --- for the client's connection --------------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Take nothing more: the client has not taken what was written."""
+        self.full = True
+        self._account.stage = "send"
+        self._exchange.pause()
+
+    def resume(self) -> None:
+        """Go on."""
+        self.full = False
+        self._account.stage = "stream"
+        self._exchange.resume()
+
+    def lose_client(self) -> None:
+        """End a stream whose client has left."""
+        self._exchange.leave()
+        self._close()
+
+    def cancel(self) -> None:
+        """End a stream that takes too long for a server that stops."""
+        self._exchange.leave()
+        if self._account.service.draining:
+            self._write(self._encoder.fail(ShuttingDown("The server is shutting down.")))
+            self._client.end()
+        else:
+            self._client.end(cut=True)
+        self._account.end("cancelled")
+        self._close()
+
+    # --- backends.direct.StreamSink ---------------------------------------------------------------------------------
+
+    def begin(self, events: Events) -> bool:
+        """Send the headers and the first events."""
+        account = self._account
+        assert isinstance(account.request, Generate)
+        try:
+            encoder = self._codec.encoder(account.request)
+            data = encoder.feed(events)
+        except Exception:  # whatever it is, the task finds it, too
+            return False
+        if encoder.status_waits and not data and not isinstance(events[-1], Usage):
+            return False
+        account.first_event = monotonic() - account.began
+        account.stage = "stream"
+        self._encoder = encoder
+        self._note(events)
+        account.status = 200
+        self._send = self._client.open(self._fields(encoder), _chunk(data))
+        self.streams = True
+        return True
+
+    def take(self, events: Events) -> None:
+        """Send more events."""
+        data = self._encoder.feed(events)
+        self._note(events)
+        self._write(data)
+
+    def relay(self, chunks: bytes, texts: int) -> None:
+        """Send a run of texts as it came."""
+        if texts:
+            self._account.note_output()
+        self._send(chunks)
+
+    def end(self) -> None:
+        """Send the end."""
+        self._client.end()
+        self._close()
+
+    def fail(self, error: Exception) -> None:
+        """Send the error, with a status of its own if nothing was sent yet."""
+        account = self._account
+        failure = to_client_error(error, account.request_id)
+        account.message = failure.message
+        if not self.streams:
+            reply = self._codec.error(failure)
+            account.status = reply.status
+            self._answer(reply)
+            return
+        self._end_with(failure)
+
+    def go_on(self) -> None:
+        """Have a task go on."""
+        self._client.go_on()
+
+    def _close(self) -> None:
+        super()._close()
+        del self._exchange  # which has this sink: no circle is left to the garbage collector
+
+    def _end_with(self, failure: GatewayError) -> None:
+        is_cut = True
+        try:
+            self._account.end(failure.kind)
+            self._write(self._encoder.fail(failure))
+            is_cut = self._encoder.abort_after_error
+        finally:  # also if there is no record of it
+            self._client.end(cut=is_cut)
+            self._close()
+
+    def _note(self, events: Events) -> None:
+        """Count what is about to be sent."""
+        account = self._account
+        account.note_batch(events)
+        if isinstance(last := events[-1], Usage):
+            account.usage = last
+            account.status = account.status or 200
+            account.end("ok")
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self._send(_chunk(data))
+
+    def _fields(self, encoder: StreamEncoder) -> bytes:
+        account, target = self._account, self._account.target
+        assert target is not None
+        more = b"".join([b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in encoder.headers])
+        limits = self._limits() if account.quotas else b""
+        served = target.entity.name.encode()
+        return _FIELDS % (encoder.media_type.encode(), account.request_id.encode(), more, limits, served)
+
+
+def _chunk(data: bytes) -> bytes:
+    # RFC 9112, section 7.1: an empty chunk would be the end.
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""

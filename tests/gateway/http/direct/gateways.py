@@ -1,0 +1,131 @@
+"""A gateway in front of a scripted upstream, with all that can be seen of what it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from litestar import Litestar
+from structlog.testing import capture_logs
+
+from backends.remote import kinds
+from backends.remote.backend import RemoteBackend
+from gateway.app import create_app
+from gateway.config import Config, Endpoint, EndpointLimit, ServedEntity, ServerSection
+from tests.faults.upstream import Asked, Step, Upstream, response, upstream
+from tests.gateway.serving import MESSAGES, listening
+
+CHAT: dict[str, Any] = {"model": "chat", "messages": MESSAGES}
+ANSWER: dict[str, Any] = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 1,
+    "model": "m",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
+    "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
+}
+WHOLE = json.dumps(ANSWER).encode()
+
+
+class Gateway:
+    """A gateway in front of an upstream that plays what a turn wants, once, and then answers whole."""
+
+    def __init__(self, app: Litestar, backend: RemoteBackend, there: Upstream, port: int) -> None:
+        self.app, self.backend, self.there = app, backend, there
+        self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self.client.headers["authorization"] = "Bearer secret"
+        self.port = port
+        self.steps: list[tuple[Step, ...]] = []
+
+    def play(self, asked: Asked) -> tuple[Step, ...]:
+        if asked.line.startswith("GET "):
+            return (response(b"{}"),)
+        if self.steps:
+            return self.steps.pop(0)
+        return (response(WHOLE),)
+
+    async def turn(self, body: dict[str, Any], headers: dict[str, str], steps: tuple[Step, ...]) -> dict[str, Any]:
+        """What a client, the log, the console and the upstream see of a request."""
+        self.there.asked.clear()
+        self.steps[:] = [steps]
+        with capture_logs() as logs:
+            answer = await self.client.post("/v1/chat/completions", json=body, headers=headers)
+            await self.settled()
+        self.steps.clear()
+        return self.seen(logs) | {
+            "status": answer.status_code,
+            "headers": {k: v for k, v in answer.headers.items() if k not in ("x-request-id", "date")},
+            "body": answer.content,
+        }
+
+    async def settled(self) -> None:
+        while self.app.state.service.running:  # noqa: ASYNC110 - what follows an answer
+            await asyncio.sleep(0)
+
+    def seen(self, logs: Any) -> dict[str, Any]:
+        """All that is counted or written down, but for times and ids."""
+        entries, _ = self.app.state.service.requests.since({}, 1)
+        last = json.loads(entries[-1]) if entries else {}
+        times = {"timestamp", "request_id", "trace_id", "duration_s", "first_event_s"}
+        shown = {"id", "time", "decoded", "first_event", "first_token", "duration", "trace_id"}
+        return {
+            "log": [{k: v for k, v in each.items() if k not in times} for each in logs],
+            "timed": [bool(each.get("first_event_s")) for each in logs],
+            "console": {k: v for k, v in last.items() if k not in shown},
+            "reached": [name for name in ("decoded", "first_event") if last.get(name) is not None],
+            "asked": [
+                (each.line, {k: v for k, v in each.headers.items() if k != "host"}, each.body)
+                for each in self.there.asked
+            ],
+            "breaker": self.backend._breaker.failures,
+            "budget": round(self.backend._retrier.budget.tokens, 6),
+            "metrics": self.counts(),
+        }
+
+    def counts(self) -> dict[str, Any]:
+        def summed(name: str, cells: Any) -> Any:
+            return sum(cells[:-1]) if name.endswith("_seconds") else list(cells)
+
+        totals = self.app.state.service.metrics.totals()
+        return {
+            (name, labels): summed(name, cells)
+            for name, found in totals.items()
+            if name != "gw_event_loop_tasks"
+            for labels, cells in found.items()
+        }
+
+
+@asynccontextmanager
+async def gateway(*limits: EndpointLimit, **options: Any) -> AsyncIterator[Gateway]:
+    made: list[Gateway] = []
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return made[0].play(asked) if made else (response(b"{}"),)
+
+    async with upstream(play) as there:
+        quick: dict[str, Any] = {
+            "retries": {"base": 0.001, "cap": 0.001, "budget": 0.3},
+            "limits": {"keep_alive": 3600.0},
+        }
+        quick |= {"health_interval": 3600.0, "failures": 10_000}
+        backend = kinds.openai("far", {"url": f"{there.url}/v1"} | quick | options)
+        entity = ServedEntity(name="one", backend="far")
+        config = Config(
+            server=ServerSection(keys_env="DIRECT_KEY"),
+            backends={"far": {"kind": "openai"}},
+            endpoints={"chat": Endpoint(served_entities=(entity,), aliases=("also",), limits=limits)},
+        )
+        app = create_app(config, {"far": backend})
+        async with listening(app) as port:
+            made.append(Gateway(app, backend, there, port))
+            async with made[0].client:
+                yield made[0]
+
+
+async def warm(there: Gateway) -> None:
+    """Have the backend open a connection, which then is idle."""
+    assert (await there.client.post("/v1/chat/completions", json=CHAT)).status_code == 200

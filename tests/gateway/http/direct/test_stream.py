@@ -1,0 +1,314 @@
+"""Streams without a task: as those that have one, whatever the server sends and wherever its bytes are split."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from backends.transport.connection import Connection
+from gateway.http.direct.stream import StreamedRequest
+from gateway.observability.request_log import RequestLog
+from gateway.server.direct_way import DirectWay
+from tests.faults.upstream import END, STREAM, Close, Hang, Reset, Step, Wait, chunk, response
+from tests.gateway.http.direct.gateways import CHAT, WHOLE, Gateway, gateway, warm
+
+ASKED = CHAT | {"stream": True}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "plain": ASKED,
+    "usage": ASKED | {"stream_options": {"include_usage": True}},
+    "parameters": ASKED | {"max_tokens": 5, "user": "u"},
+}
+CALL = {"index": 0, "id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
+    """A chunk of a stream."""
+    fields = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices} | more
+    return b"data: %b\n\n" % json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def part(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+    """A chunk of the first choice."""
+    return event([{"index": 0, "delta": delta, "finish_reason": finish}], **more)
+
+
+def texts(*given: str) -> list[bytes]:
+    """Chunks that add texts."""
+    return [part({"content": each}) for each in given]
+
+
+COUNTED = {"usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}}
+ROLE, LAST, USAGE, DONE = (
+    part({"role": "assistant", "content": ""}),
+    part({}, "stop"),
+    event([], **COUNTED),
+    b"data: [DONE]\n\n",
+)
+ENDING = [LAST, USAGE, DONE]
+WORDS = texts("The ", "quick ", "brown ", "fox", ".")
+ERROR = b'data: {"error":{"message":"no","type":"t","code":"c"}}\n\n'
+BODIES: dict[str, list[bytes]] = {
+    "plain": [ROLE, *WORDS, *ENDING],
+    "no role": [*WORDS, *ENDING],
+    "one": [ROLE, *texts("Yes"), *ENDING],
+    "nothing": [ROLE, *ENDING],
+    "not ASCII": [ROLE, *texts("a", "é", "漢字", "😀", "b"), *ENDING],
+    "line separators": [ROLE, *texts("a", "b\u2028c", "d"), *ENDING],
+    "escapes": [ROLE, *texts("a", '"', "\n", "\\", "b"), *ENDING],
+    "empty texts": [ROLE, *texts("a", "", "b", "", ""), *ENDING],
+    "numbered": [ROLE, *(part({"content": "a"}, created=number) for number in range(6)), *ENDING],
+    "usage so far": [ROLE, *(part({"content": "a"}, usage=None) for _ in range(5)), *ENDING],
+    "usage in the last": [ROLE, *WORDS, part({}, "stop", **COUNTED), DONE],
+    "a call": [ROLE, part({"tool_calls": [CALL]}), part({}, "tool_calls"), USAGE, DONE],
+    "reasoning": [ROLE, part({"reasoning_content": "hm"}), *WORDS, *ENDING],
+    "comments": [b": hello\n\n", ROLE, *WORDS[:3], b": still here\n\n", *WORDS[3:], *ENDING],
+    "other lines": [each.replace(b"\n", b"\r\n") for each in (ROLE, *WORDS, *ENDING)],
+    "names": [b"event: x\nid: 7\n" + each for each in (ROLE, *WORDS, *ENDING)],
+    "no usage": [ROLE, *WORDS, LAST, DONE],
+    "no end": [ROLE, *WORDS, LAST],
+    "not finished": [ROLE, *WORDS],
+    "not finished but done": [ROLE, *WORDS, DONE],
+    "unknown end": [ROLE, *WORDS, part({}, "tired"), USAGE, DONE],
+    "behind the end": [ROLE, *WORDS, *ENDING, *WORDS],
+    "behind its end": [ROLE, *WORDS, LAST, *WORDS, USAGE, DONE],
+    "another choice": [ROLE, *WORDS, event([{"index": 1, "delta": {"content": "x"}}]), *ENDING],
+    "an error": [ROLE, *WORDS, ERROR],
+    "an error first": [ERROR],
+    "an error behind the role": [ROLE, ERROR],
+    "no JSON": [ROLE, *WORDS, b"data: {\n\n", *ENDING],
+    "no JSON first": [b"data: what?\n\n"],
+    "not UTF-8": [ROLE, *WORDS, WORDS[0].replace(b"The", b"\xff"), *ENDING],
+    "no chunk": [ROLE, *WORDS, b"data: {}\n\n", *ENDING],
+    "empty": [],
+}
+HEADS: dict[str, bytes] = {
+    "usual": STREAM,
+    "more": STREAM.replace(b"event-stream", b"event-stream; charset=utf-8"),
+    "closing": STREAM.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"),
+    "interim": b"HTTP/1.1 102 Processing\r\n\r\n" + STREAM,
+    "until the end": STREAM.replace(b"transfer-encoding: chunked\r\n", b""),
+    "another type": STREAM.replace(b"text/event-stream", b"application/x-ndjson"),
+    "refused": STREAM.replace(b"200 OK", b"400 Bad Request"),
+}
+FRAMES: dict[str, Any] = {
+    "chunks": lambda events: b"".join(map(chunk, events)),
+    "one chunk": lambda events: chunk(b"".join(events)) if events else b"",
+    "split chunks": lambda events: b"".join(chunk(each[:20]) + chunk(each[20:]) for each in events),
+    "capitals": lambda events: b"".join(b"0%X\r\n%b\r\n" % (len(each), each) for each in events),
+    "extensions": lambda events: b"".join(b"%x;a=b\r\n%b\r\n" % (len(each), each) for each in events),
+    "no length": b"".join,
+}
+OTHER_ANSWERS: dict[str, tuple[Step, ...]] = {
+    "whole": (response(WHOLE),),
+    "500": (response(b"no", "500 Internal Server Error"),),
+    "429": (response(b"no", "429 Too Many Requests", more="retry-after: 7\r\n"),),
+    "closed": (Close(),),
+    "reset": (Reset(),),
+    "cut head": (STREAM[:20], Close()),
+}
+
+
+@st.composite
+def plays(draw: Any) -> tuple[Step, ...]:
+    """What a server does."""
+    if not draw(st.integers(0, 9)):
+        return OTHER_ANSWERS[draw(st.sampled_from([*OTHER_ANSWERS]))]
+    head = HEADS[draw(st.sampled_from(["usual"] * 5 + [*HEADS]))]
+    frame = "no length" if b"chunked" not in head else draw(st.sampled_from(["chunks"] * 4 + [*FRAMES][:-1]))
+    data = head + FRAMES[frame](BODIES[draw(st.sampled_from(["plain"] * 5 + [*BODIES]))])
+    last = draw(st.sampled_from([END, END, END, Close(), Reset()])) if frame != "no length" else Close()
+    if draw(st.integers(0, 4)) == 0 and not isinstance(last, bytes):
+        data = data[: draw(st.integers(0, len(data)))]
+    places = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
+    pieces = [data[begin:end] for begin, end in zip([0, *places], [*places, len(data)], strict=True)]
+    return (*filter(None, pieces), last)
+
+
+def without_times(seen: dict[str, Any]) -> dict[str, Any]:
+    """All but how often outputs came: that depends on how the kernel joins what is sent."""
+    seen["metrics"] = {key: value for key, value in seen["metrics"].items() if "inter_token" not in key[0]}
+    return seen
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([*REQUESTS]), plays()), min_size=1, max_size=6))
+def test_streams_without_a_task_are_as_those_with_one(both: Any, turns: list[tuple[str, tuple[Step, ...]]]) -> None:
+    runner, gateways = both
+
+    async def compare() -> None:
+        for name, steps in turns:
+            direct, usual = [without_times(await each.turn(REQUESTS[name], {}, steps)) for each in gateways]
+            assert direct == usual
+
+    runner.run(compare())
+
+
+STEPS: tuple[Step, ...] = (STREAM + b"".join(map(chunk, BODIES["plain"])) + END,)
+
+
+async def test_a_plain_stream_has_no_task_once_a_connection_is_idle(tasks: list[str]) -> None:
+    async with gateway() as there:
+        for _ in range(3):
+            there.steps[:] = [STEPS]
+            answer = await there.client.post("/v1/chat/completions", json=ASKED)
+            assert answer.content == b"".join([ROLE, *WORDS, LAST, DONE])
+    assert tasks == ["task", "direct", "direct"]
+
+
+async def streaming(there: Gateway, *steps: Step) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client that has read the first events of a stream."""
+    await warm(there)
+    there.steps.append((STREAM + b"".join(map(chunk, (ROLE, *WORDS[:2]))), *steps))
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # the kernel takes little for who reads slowly
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", there.port))
+    reader, writer = await asyncio.open_connection(sock=client)
+    body = json.dumps(ASKED).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
+    writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await reader.readuntil(WORDS[1])
+    return reader, writer
+
+
+async def test_runs_pass_the_parsers_by(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+    relayed: list[bytes] = []
+    relay = StreamedRequest.relay
+    monkeypatch.setattr(StreamedRequest, "relay", lambda *given: (relayed.append(given[1]), relay(*given))[1])
+    events = [asyncio.Event() for _ in WORDS[2:]]
+    waits = [step for event, word in zip(events, WORDS[2:], strict=True) for step in (Wait(event), chunk(word))]
+    async with gateway() as there:
+        rest = asyncio.Event()
+        reader, writer = await streaming(there, *waits, Wait(rest), b"".join(map(chunk, ENDING)) + END)
+        for at, word in zip(events, WORDS[2:], strict=True):
+            at.set()
+            await reader.readuntil(word)
+        rest.set()
+        assert (await reader.readuntil(END)).endswith(LAST + DONE + b"\r\n" + END)
+        writer.close()
+        await there.settled()
+        (counted,) = [value for (name, _), value in there.counts().items() if "inter_token" in name]
+        assert counted >= len(events)
+    assert relayed[: len(events)] == [chunk(word) for word in WORDS[2:]]
+    assert tasks == ["task", "direct"]
+
+
+async def test_a_client_that_leaves_ends_the_stream(tasks: list[str]) -> None:
+    async with gateway() as there:
+        with capture_logs() as logs:
+            _, writer = await streaming(there, Hang())
+            writer.close()
+            while there.there.gone == 0:  # noqa: ASYNC110 - the upstream has no event for it
+                await asyncio.sleep(0.001)
+            await there.settled()
+        (entry,) = [each for each in logs if each["event"] == "request.finished"][1:]
+        attempts = {k: v for k, v in there.counts().items() if k[0] == "gw_upstream_attempts"}
+    assert (entry["outcome"], entry["stage"], entry["status"]) == ("client_gone", "stream", 200)
+    assert {labels[1] for _, labels in attempts} == {"ok", "cancelled"}
+    assert tasks == ["task", "direct"]
+
+
+async def test_a_stream_that_stalls_is_cut(tasks: list[str]) -> None:
+    async with gateway(timeouts={"idle": 0.2}) as there:
+        reader, writer = await streaming(there, Hang())
+        assert b'"error"' in await reader.readuntil(END)
+        writer.close()
+        await there.settled()
+        assert there.backend._breaker.failures == 1
+    assert tasks == ["task", "direct"]
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_server_that_stops_waits_for_a_stream_and_then_cancels_it(
+    late: bool, monkeypatch: pytest.MonkeyPatch, tasks: list[str]
+) -> None:
+    ways: list[DirectWay] = []
+    opened = DirectWay.open
+    monkeypatch.setattr(DirectWay, "open", lambda *given: (ways.append(given[0]), opened(*given))[1])
+    async with gateway() as there:
+        event = asyncio.Event()
+        with capture_logs() as logs:
+            reader, writer = await streaming(there, Wait(event), b"".join(map(chunk, ENDING)) + END)
+            connection: Any = ways[0]._connection
+            there.app.state.service.draining = True
+            connection.shutdown()
+            connection.shutdown()
+            (guard,) = connection.server_state.tasks
+            if late:
+                guard.cancel(msg="too long")
+            else:
+                event.set()
+            answer = await reader.read()
+            event.set()
+            writer.close()
+            await there.settled()
+        entry = [each for each in logs if each["event"] == "request.finished"][-1]
+        assert not connection.server_state.tasks
+    assert answer.endswith(END)
+    assert (b"shutting down" in answer) is late
+    assert entry["outcome"] == ("cancelled" if late else "ok")
+    assert tasks == ["task", "direct"]
+
+
+async def test_a_slow_client_gets_all_of_a_stream(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+    paused: list[str] = []
+    for name in ("pause", "resume"):
+        method = getattr(StreamedRequest, name)
+
+        def noted(request: StreamedRequest, name: str = name, method: Any = method) -> None:
+            paused.append(name)
+            method(request)
+
+        monkeypatch.setattr(StreamedRequest, name, noted)
+    buffered: list[int] = []
+    heard = Connection.data_received
+
+    def received(connection: Connection, data: bytes) -> None:
+        heard(connection, data)
+        buffered.append(connection._buffered)
+
+    monkeypatch.setattr(Connection, "data_received", received)
+    words = texts(*(f"{number:06d}" * 200 for number in range(20_000)))
+    async with gateway(timeouts={"idle": 5}) as there:
+        reader, writer = await streaming(there, *map(chunk, words), b"".join(map(chunk, ENDING)) + END)
+        while "pause" not in paused:  # noqa: ASYNC110 - the connection has no event for it
+            await asyncio.sleep(0.001)
+        answer = await _all(reader)
+        writer.close()
+        await there.settled()
+    assert [answer.count(word) for word in words[::1999]] == [1] * len(words[::1999])
+    assert paused[:2] == ["pause", "resume"]
+    assert max(buffered) < 1 << 21
+    assert tasks == ["task", "direct"]
+
+
+async def _all(reader: asyncio.StreamReader) -> bytes:
+    answer = bytearray()
+    while not answer.endswith(END):
+        answer += await reader.read(1 << 16)
+    return bytes(answer)
+
+
+async def test_a_stream_that_cannot_be_recorded_has_no_clean_end(
+    monkeypatch: pytest.MonkeyPatch, tasks: list[str]
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no space left")
+
+    async with gateway() as there:
+        await warm(there)
+        with monkeypatch.context() as patch:
+            patch.setattr(RequestLog, "add", fail)
+            there.steps[:] = [STEPS]
+            answer = await there.client.post("/v1/chat/completions", json=ASKED)
+        assert answer.status_code == 500 or b'"error"' in answer.content
+        assert b"DONE" not in answer.content
+        await there.settled()
+    assert tasks == ["task", "direct"]
