@@ -40,14 +40,30 @@ _DELTA_NET = _HEADS | {
     "linear_value_head_dim": 64,
     "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2,
 }
+_EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
 _MAMBA_2 = _HEADS | {"mamba_n_heads": 24, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 64}
 TYPES: dict[str, dict[str, Any]] = {
     "lfm2": _HEADS | {"layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
     "qwen3_5_text": _DELTA_NET,
+    "qwen3_next": _DELTA_NET | _EXPERTS | {"shared_expert_intermediate_size": 1024},
+    "olmo_hybrid": _DELTA_NET,
+    "kimi_linear": _EXPERTS
+    | {"num_key_value_heads": 12, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}
+    | {"layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2, "mlp_layer_types": ["dense"] * 8}
+    | {"linear_head_dim": 64, "linear_num_heads": 12},
     "mamba": {},
+    "falcon_mamba": {},
     "mamba2": {"num_heads": 24, "head_dim": 64, "n_groups": 1, "state_size": 64},
     "falcon_h1": _MAMBA_2 | {"mamba_d_ssm": 1536},
     "bamba": _MAMBA_2 | {"attn_layer_indices": [3, 7]},
+    "granitemoehybrid": _MAMBA_2
+    | {"layer_types": (["mamba"] * 3 + ["attention"]) * 2, "num_local_experts": 0, "shared_intermediate_size": 2048}
+    | {"position_embedding_type": "rope"},
+    "nemotron_h": _HEADS
+    | {"layers_block_type": ["mamba", "mlp", "attention", "mlp"] * 2, "head_dim": 64, "ssm_state_size": 64}
+    | {"mamba_num_heads": 24, "mamba_head_dim": 64, "n_groups": 1},
+    "zamba2": {"layers_block_type": ["mamba", "mamba", "mamba", "hybrid"] * 2, "mamba_d_state": 64, "n_mamba_heads": 24}
+    | {"mamba_ngroups": 1, "num_mem_blocks": 1, "use_shared_attention_adapter": False, "num_key_value_heads": 12},
     "recurrent_gemma": {"num_key_value_heads": 1, "lru_width": 768, "head_dim": 64},
     "jamba": _HEADS | {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 4, "attn_layer_offset": 3},
     "rembert": {"input_embedding_size": 256, "output_embedding_size": 768, "is_decoder": True},
