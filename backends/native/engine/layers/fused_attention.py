@@ -86,7 +86,7 @@ class FusedAttention(Projections):
         return [None if weight is None else weight.data_ptr() for weight in self.norm_weights]
 
     def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, **_: Any
     ) -> tuple[Tensor, None]:
         """[1, tokens, width] to the same, and None for the attention weights, which are never made."""
         report_progress()
@@ -97,7 +97,7 @@ class FusedAttention(Projections):
         queries, keys = heads[:, : self.heads], heads[:, self.heads : self.heads + self.key_heads]
         # Keys twice: values have the same shape here. Only shape, dtype and device are read.
         layer = forward.cache.layer(self.layer, keys, keys)
-        cosines, sines = rotary_tables(position_embeddings, len(joined), self.width, joined.dtype)
+        cosines, sines = rotary_tables(position_embeddings, len(joined), self.width, joined)
         # In place, hence before the kernel: `queries` is a view of what this call rotates, and keys and values must be
         # in the cache.
         # The routine does not round: keys and values of a cache in 8 bits are written apart, and then rounded.
@@ -113,13 +113,22 @@ class FusedAttention(Projections):
         return self.o_proj(attended.view(1, len(joined), -1)), None
 
 
-def rotary_tables(given: tuple[Tensor, Tensor], rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines as the compiled passes read them: [1, rows, at most `width`], contiguous, in `dtype`.
+def rotary_tables(given: tuple[Tensor, Tensor] | None, rows: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines as the compiled passes read them: [1, rows, at most `width`], contiguous.
+
+    Args:
+        given: the model's; None, as Granite 4 without rotary embeddings has it: nothing is rotated.
+        rows: tokens of the step.
+        width: of a head.
+        like: has the dtype and the device of the result.
 
     Raises:
         ValueError: they have another shape.
     """
-    cosines, sines = (part.to(dtype).contiguous() for part in given)
+    if given is None:
+        none = like.new_empty(1, rows, 0)
+        return none, none
+    cosines, sines = (part.to(like.dtype).contiguous() for part in given)
     rotated = cosines.shape[-1]
     # The compiled code checks nothing: a table of another shape would be read out of bounds.
     if rotated > width or not cosines.numel() == sines.numel() == rows * rotated:

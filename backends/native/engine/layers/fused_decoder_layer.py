@@ -122,7 +122,7 @@ class FusedDecoderLayer(nn.Module):
         layer = forward.cache.layer(self._index, self._like, self._like)
         batch = decode_batch(metadata)
         rows, width = hidden.shape[1], self._like.shape[2]
-        cosines, sines = rotary_tables(given["position_embeddings"], rows, width, hidden.dtype)
+        cosines, sines = rotary_tables(given["position_embeddings"], rows, width, hidden)
         self._compute(
             # Nine addresses of this step, two of memory for it, and one of its sizes (`Step` of the C++).
             ctypes.addressof(self._description),

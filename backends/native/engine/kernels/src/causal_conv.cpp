@@ -26,8 +26,7 @@ template <class Dtype>
     auto* own = state + channel * length;
     const auto* by = weight + channel * taps;
     float sum = sums[channel] + Dtype::widen(latest) * Dtype::widen(by[taps - 1]);
-    for (long tap = 0; tap < taps - 1; tap++)
-      sum += Dtype::widen(own[length - taps + 1 + tap]) * Dtype::widen(by[tap]);
+    for (long tap = 0; tap < taps - 1; tap++) sum += Dtype::widen(own[length - taps + 1 + tap]) * Dtype::widen(by[tap]);
     for (long place = 0; place < length - 1; place++) own[place] = own[place + 1];
     own[length - 1] = latest;
     sums[channel] = sum;

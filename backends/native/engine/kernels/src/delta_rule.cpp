@@ -73,8 +73,8 @@ void update_all(float* state, const void* query, const void* key, const void* va
       read<Dtype>(static_cast<const scalar*>(key) + sequence * size.key[0] + shared * size.key[1], head.key, size.keys,
                   size.normalize, 1.0f);
       for (long k = 0; k < size.keys; k += LANES) {
-        const f32x16 logarithms = size.decays > 1 ? load<Float32>(decay + place * size.keys + k, size.keys - k)
-                                                  : f32x16{} + decay[place];
+        const f32x16 logarithms =
+            size.decays > 1 ? load<Float32>(decay + place * size.keys + k, size.keys - k) : f32x16{} + decay[place];
         store<Float32>(head.decay + k, vector_exp(logarithms), size.keys - k);
       }
       const scalar* from = static_cast<const scalar*>(value) + sequence * size.value[0] + at * size.value[1];
@@ -94,10 +94,10 @@ void update_all(float* state, const void* query, const void* key, const void* va
 
 }  // namespace
 
-#define DELTA_RULE_UPDATE(name, dtype)                                                                           \
+#define DELTA_RULE_UPDATE(name, dtype)                                                                          \
   extern "C" void name(float* state, const void* query, const void* key, const void* value, const float* decay, \
-                       const float* rate, void* output, const Sizes* sizes) {                                    \
-    update_all<dtype>(state, query, key, value, decay, rate, output, *sizes);                                    \
+                       const float* rate, void* output, const Sizes* sizes) {                                   \
+    update_all<dtype>(state, query, key, value, decay, rate, output, *sizes);                                   \
   }
 DELTA_RULE_UPDATE(delta_rule_update_float32, Float32)
 DELTA_RULE_UPDATE(delta_rule_update_bfloat16, BFloat16)

@@ -30,16 +30,16 @@ constexpr i32x16 LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
 // The lanes of `first` and `second`, those of `first` first: every other one from the first on, and from the second on;
 // and lanes of both in turn, the lower halves' and the upper ones'. GCC and Clang have different words for it.
 #ifdef __clang__
-#define SHUFFLE(name, ...)                                 \
-  template <class VECTOR>                                  \
-  VECTOR name(VECTOR first, VECTOR second) {               \
+#define SHUFFLE(name, ...)                                      \
+  template <class VECTOR>                                       \
+  VECTOR name(VECTOR first, VECTOR second) {                    \
     return __builtin_shufflevector(first, second, __VA_ARGS__); \
   }
 #else
-#define SHUFFLE(name, ...)                                         \
-  template <class VECTOR>                                          \
-  VECTOR name(VECTOR first, VECTOR second) {                       \
-    return __builtin_shuffle(first, second, i32x16{__VA_ARGS__});  \
+#define SHUFFLE(name, ...)                                        \
+  template <class VECTOR>                                         \
+  VECTOR name(VECTOR first, VECTOR second) {                      \
+    return __builtin_shuffle(first, second, i32x16{__VA_ARGS__}); \
   }
 #endif
 SHUFFLE(even_lanes, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)

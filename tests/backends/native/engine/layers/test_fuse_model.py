@@ -46,6 +46,19 @@ def test_all_modules_of_a_layer_are_replaced(family: str) -> None:
     assert kinds(model) == {"FusedAttention", "FusedMLP", "FusedNorm", "PackedLinear"}
 
 
+def test_attention_without_rotary_embeddings_is_fused() -> None:
+    model = build("granitemoehybrid")
+    assert model.config.position_embedding_type != "rope"
+    fused: set[str] = set()
+
+    def change(small: Any) -> None:
+        fuse_layers(small, CONTEXT)
+        fused.update(kinds(small))
+
+    assert why_not_packed(model, change=change) is None
+    assert "FusedAttention" in fused
+
+
 def test_joined_linears_are_quantized_like_others() -> None:
     model = build("llama")
     fuse_layers(model, CONTEXT)

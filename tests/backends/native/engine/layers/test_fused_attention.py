@@ -67,11 +67,11 @@ def test_output_and_cache_are_those_of_the_models_own(normed: bool, dtype: torch
 
 def test_rotary_tables_of_another_shape_are_refused() -> None:
     table = torch.zeros(1, 3, 8)
-    assert rotary_tables((table, table), 3, 8, torch.bfloat16)[0].dtype == torch.bfloat16
+    assert rotary_tables((table, table), 3, 8, table.bfloat16())[0].dtype == torch.bfloat16
     with pytest.raises(ValueError, match=r"rotary embeddings of shape \[1, 3, 8\] for 2 tokens of width 8"):
-        rotary_tables((table, table), 2, 8, torch.float32)
+        rotary_tables((table, table), 2, 8, table)
     with pytest.raises(ValueError, match="width 4"):
-        rotary_tables((table, table), 3, 4, torch.float32)
+        rotary_tables((table, table), 3, 4, table)
 
 
 class Interleaved(LlamaAttention):
