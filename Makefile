@@ -10,7 +10,6 @@ PEERS := .peers
 TOOLS := .venv-tools
 OTHER := .venv-other
 FORMATS := .venv-formats
-COMPILED := build/compiled
 NODE := tests/clients/node
 KERNELS := backends/native/engine/kernels/src/*
 # Python compiles what is imported, once; pip would compile all of it, which takes a minute or more for each environment.
@@ -35,7 +34,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python test-oldest test-formats test-compiled test-documents check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
+.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python test-oldest test-formats test-documents check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -115,19 +114,6 @@ test-oldest: $(TOOLS)/.installed  ## the fast tests, and the engine's, with the 
 	$(OTHER)/bin/pip $(PIP) --constraint $(OTHER)/engine.txt --editable '.[engine,check,check-engine]'
 	$(TEST_ENV) $(OTHER)/bin/pytest -q -n 2 --dist loadfile -m "torch and not slow" tests/backends/native
 
-# mypyc reads the types of all dependencies, hence no isolation.
-.PHONY: wheel
-wheel: $(VENV)/.checked  ## a wheel for this Python and platform in dist/: mypyc compiles the fast path (a minute or two; needs a C compiler)
-	INTERLINGUA_COMPILE=1 $(VENV)/bin/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
-
-.PHONY: compiled
-compiled: wheel
-	rm -rf $(COMPILED)
-	$(VENV)/bin/pip $(PIP) --no-deps --no-index --find-links dist --target $(COMPILED) interlingua
-
-test-compiled: compiled  ## the tests of the gateway and of remotes on compiled modules (five minutes)
-	$(TEST_ENV) $(VENV)/bin/pytest -q -n 2 -o 'pythonpath=$(COMPILED) .' -m "not torch" tests/gateway tests/backends/transport tests/backends/remote tests/adapters/openai tests/faults
-
 test-documents: models $(VENV)/.checked  ## every command of the documents, and every server that they start (two minutes)
 	$(TEST_ENV) INTERLINGUA_WIDE=1 $(VENV)/bin/pytest -q -n 2 tests/shell tests/test_shell_blocks.py tests/test_documents.py
 
@@ -166,9 +152,9 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.limits --seconds 119
 	$(VENV)/bin/python -m benchmarks.answer_cache
 
-bench-peers: compiled  ## the gateway as `make wheel` builds it beside others, installed first (nginx: the system's), in front of one upstream
+bench-peers: $(VENV)/.installed  ## the gateway beside other gateways, installed first (nginx: the system's), in front of one upstream
 	-$(MAKE) --keep-going $(PEERS)/routers/.installed $(PEERS)/litellm/.installed
-	PYTHONPATH=$(abspath $(COMPILED)) $(VENV)/bin/python -m benchmarks.peers --bin $(PEERS)/routers/bin $(PEERS)/litellm/bin
+	$(VENV)/bin/python -m benchmarks.peers --bin $(PEERS)/routers/bin $(PEERS)/litellm/bin
 
 bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (three quarters of an hour)
 	$(VENV)/bin/python -m benchmarks.experiments

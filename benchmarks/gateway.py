@@ -163,8 +163,7 @@ def server(text: str = CONFIG, log_file: Path | None = None) -> Iterator[tuple[i
                 [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--port", str(port)],
                 stdout=log,
                 stderr=log,
-                # Not from the working directory if PYTHONPATH names an installed one (`make bench-peers`).
-                env=os.environ | {"BENCH_KEY": KEY, "PYTHONSAFEPATH": "1"},
+                env=os.environ | {"BENCH_KEY": KEY},
             )
         try:
             _wait(port)

@@ -98,14 +98,9 @@ async def test_a_read_ends_at_its_own_deadline_and_not_at_that_of_an_earlier_one
         await transport.aclose()
 
 
-def idle_transport() -> Mock:
-    returned = {"get_write_buffer_size": 0, "is_closing": False, "write": None}
-    return Mock(**{f"{name}.return_value": value for name, value in returned.items()})
-
-
 async def test_bytes_for_which_a_read_waits_are_offered_before_it_gets_them() -> None:
     connection = Connection(TransportLimits(), lambda _: None, lambda _: None)
-    connection.connection_made(idle_transport())
+    connection.connection_made(Mock(**{"get_write_buffer_size.return_value": 0, "is_closing.return_value": False}))
     connection.send(b"")
     connection.data_received(STREAM)
     taken: list[bytes] = []
@@ -143,7 +138,7 @@ async def test_bytes_for_which_a_read_waits_are_offered_before_it_gets_them() ->
 
 async def test_what_is_taken_renews_the_deadline_of_the_read_that_waits() -> None:
     connection = Connection(TransportLimits(), lambda _: None, lambda _: None)
-    connection.connection_made(idle_transport())
+    connection.connection_made(Mock(**{"get_write_buffer_size.return_value": 0, "is_closing.return_value": False}))
     connection.send(b"")
     connection.data_received(STREAM)
     renewed = soon(1000)

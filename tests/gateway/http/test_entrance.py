@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from gateway.config import ServerSection
@@ -178,8 +176,7 @@ async def test_paths_of_litestar_and_of_protocols_are_distinguished(origins: tup
 async def test_a_bug_before_the_answer_is_answered_in_the_protocol() -> None:
     app, _ = scripted("echo")
     async with running(app) as client:
-        metrics = app.state.service.metrics
-        app.state.service.metrics = SimpleNamespace(close=metrics.close)
+        app.state.service.metrics.running = None
         answer = await client.post("/v1/chat/completions", json=BODY)
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
