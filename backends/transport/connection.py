@@ -23,6 +23,7 @@ import httptools
 
 from backends.transport.deadline import Deadline
 from backends.transport.limits import TransportLimits
+from backends.transport.outbox import Outbox
 from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -49,14 +50,13 @@ class Connection(asyncio.Protocol):
         on_idle: Callable[[Connection], None],
         on_closed: Callable[[Connection], None],
     ) -> None:
-        self._limits = limits
-        self._on_idle = on_idle
-        self._on_closed = on_closed
+        self._limits, self._on_idle, self._on_closed = limits, on_idle, on_closed
         self._loop = asyncio.get_running_loop()
         self.time = self._loop.time
         # One parser reads all responses of the connection, so it also sees bytes that come after a complete response.
         self._parser = httptools.HttpResponseParser(self)
         self._socket: asyncio.Transport | None = None
+        self._outbox: Outbox | None = None
         # One exchange at a time and one reader per exchange: a single future is enough to wake whoever waits.
         self._waiter: asyncio.Future[None] | None = None
         self.deadline = Deadline(self._loop, self._on_deadline)
@@ -104,10 +104,10 @@ class Connection(asyncio.Protocol):
         """Begin an exchange with the bytes of a whole request."""
         self._reset()
         self._uses += 1
-        if self._socket is None:  # closed between `acquire` and here
+        if self._outbox is None:  # closed between `acquire` and here
             self._failure = _reset_by_peer()
         else:
-            self._socket.write(data)
+            self._outbox.write(data)
 
     def listen(self, listener: Callable[[], None], deadline: float | None) -> None:
         """Call `listener` whenever more of the response has come, when it ends or fails, and at the deadline."""
@@ -228,6 +228,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the socket."""
         self._socket = cast(asyncio.Transport, transport)
+        self._outbox = Outbox(self._socket, self._loop)
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of the response, and wake whoever waits for them."""
@@ -274,7 +275,7 @@ class Connection(asyncio.Protocol):
             self._failure = truncated if self._head_complete else _reset_by_peer()
             self._failure.__cause__ = exc  # TLS 1.3: a server refuses a client's certificate only after the handshake
         # Cleared before the pool is called, so that the pool and the waiter see a closed connection.
-        self._socket = None
+        self._socket = self._outbox = None
         self._on_closed(self)
         if self.listener is not None:
             self.listener()
@@ -358,8 +359,8 @@ class Connection(asyncio.Protocol):
             self._socket.resume_reading()
 
     def _unsent(self) -> bool:
-        # asyncio's buffer only: bytes that the kernel holds count as sent.
-        return self._socket is not None and self._socket.get_write_buffer_size() > 0
+        # Bytes that the kernel holds count as sent.
+        return self._outbox is not None and self._outbox.unsent > 0
 
     def _has_framing(self) -> bool:
         # Without either header the body is delimited by the close of the connection (6.3, item 8).

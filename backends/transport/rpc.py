@@ -25,8 +25,8 @@ from adapters.base import Headers, Outbound
 from adapters.formats.length_prefixed import frame
 from backends.transport.limits import TransportLimits
 from backends.transport.response import Response
-from backends.transport.turns import Turns
 from backends.transport.url import check_headers, port_of, split_url
+from backends.transport.waiting_line import Turns
 from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
 
 Code = grpc.StatusCode

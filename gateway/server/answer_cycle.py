@@ -65,7 +65,7 @@ class AnswerCycle(RequestResponseCycle):
         head = self._begin(status, headers)
         if self.scope["method"] != "HEAD":
             head += body
-        self.transport.write_whole(head)  # type: ignore[attr-defined]  # a `ClientTransport`
+        self.transport.write(head)
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:

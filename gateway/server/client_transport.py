@@ -1,7 +1,7 @@
-"""The transport of a client's connection: coalesces headers with the body's first bytes, and closes without a reset.
+"""The transport of a client's connection: sends what one turn of the event loop writes at once, and closes without a
+reset.
 
-uvicorn writes headers and body separately, which costs a second system call and wakes the client twice: together a
-tenth of what a whole answer costs. What is written is uvicorn's, byte for byte and in order.
+uvicorn writes headers and body separately. What is written is uvicorn's, byte for byte and in order.
 
 A socket that is closed while bytes of the client are unread resets the connection, and the reset may overtake the
 answer: the client then sees no 413, but a broken pipe. Such a connection lingers (RFC 9112, section 9.6): its sending
@@ -19,6 +19,8 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
+from backends.transport.outbox import Outbox
+
 _MOST_DROPPED = 64 * 1024 * 1024
 """Bytes that a lingering connection reads at most."""
 
@@ -27,9 +29,7 @@ _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 
 
 class ClientTransport:
-    """A transport that holds headers back until the next write, the next turn of the event loop, or `close`.
-
-    Everything else is the wrapped transport's.
+    """A transport with an outbox (`backends.transport.outbox`). Everything else is the wrapped transport's.
 
     Args:
         transport: the socket's.
@@ -38,6 +38,7 @@ class ClientTransport:
         read_again: resumes reading, so that the rest can be dropped.
 
     Attributes:
+        write: the outbox's.
         lingering_since: when it began to linger, on the loop's clock; None before.
     """
 
@@ -52,53 +53,30 @@ class ClientTransport:
         self._loop = loop
         self._unread = unread
         self._read_again = read_again
-        self._headers = b""
-        self._written = 0
+        self._outbox = Outbox(transport, loop)
+        self.write = self._outbox.write
         self._dropped = 0
         # Progress of the client: bytes that it has taken, and when that last grew.
         self._taken = 0
         self._taken_at: float | None = None  # None: not looked at since the present answer began
         self.lingering_since: float | None = None
 
-    # Only `write` and `close` must keep their order with the headers held back; the other methods need no wrapper.
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Write, or hold back what begins like headers: if it is part of a body, it is only one turn late."""
-        self._written += len(data)
-        # Held headers go first, in one write with what follows: the order of bytes is uvicorn's.
-        if self._headers:
-            self._transport.write(self._headers + data)
-            self._headers = b""
-        elif data.startswith(b"HTTP/"):
-            self._headers = data
-            # The body of a whole answer follows within the same turn. Headers whose body comes later must not wait for
-            # it.
-            self._loop.call_soon(self._flush)
-        else:
-            self._transport.write(data)
-
-    def write_whole(self, data: bytes) -> None:
-        """Write an answer's headers and its body at once."""
-        if self._headers:
-            self._flush()
-        self._written += len(data)
-        self._transport.write(data)
 
     def close(self) -> None:
         """Write what was held back, and close, at once or after lingering. Idempotent."""
         if self._unread():
             self.linger()
         elif not self.is_closing():
-            self._flush()
+            self._outbox.flush()
             self._transport.close()
 
     def linger(self) -> None:
         """Write what was held back, end the sending side, and read on for a while. Idempotent."""
         if self.is_closing():
             return
-        self._flush()
+        self._outbox.flush()
         self._read_again()
         if not self._transport.can_write_eof():
             # TLS closes with an exchange of its own, during which it drops what still comes.
@@ -123,8 +101,8 @@ class ClientTransport:
 
     def stalled(self, now: float) -> float:
         """Seconds for which the client has taken nothing of what is written; 0.0 if it has taken all."""
-        waiting = self._transport.get_write_buffer_size() + _unsent(self._transport.get_extra_info("socket"))
-        taken = self._written - waiting
+        waiting = self._outbox.unsent + _unsent(self._transport.get_extra_info("socket"))
+        taken = self._outbox.written - waiting
         if waiting == 0 or taken > self._taken or self._taken_at is None:
             self._taken, self._taken_at = taken, now
         return now - self._taken_at
@@ -137,11 +115,6 @@ class ClientTransport:
         poll = select.poll()
         poll.register(found.fileno(), _HUNG_UP)
         return bool(poll.poll(0))
-
-    def _flush(self) -> None:
-        if self._headers:
-            self._transport.write(self._headers)
-            self._headers = b""
 
 
 def _unsent(found: socket.socket | None) -> int:

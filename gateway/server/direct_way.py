@@ -79,12 +79,12 @@ class DirectWay:
     def answer(self, status: int, fields: bytes, body: bytes) -> None:
         """Write the answer."""
         self.begun, connection = None, self._connection
-        connection.transport.write_whole(b"%b%b\r\n%b" % (self._common(status), fields, body))
+        connection.transport.write(b"%b%b\r\n%b" % (self._common(status), fields, body))
         connection.on_response_complete()
 
     def open(self, fields: bytes, data: bytes) -> Callable[[bytes], None]:
         """Write the head of a stream and its first data."""
-        write: Callable[[bytes], None] = self._connection.transport.write_whole
+        write: Callable[[bytes], None] = self._connection.transport.write
         write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (self._common(200), fields, data))
         return write
 
@@ -93,7 +93,7 @@ class DirectWay:
         connection = self._connection
         self._forget()
         if not cut:
-            connection.transport.write_whole(b"0\r\n\r\n")
+            connection.transport.write(b"0\r\n\r\n")
         if cut or self._is_last:
             connection.transport.close()
         connection.on_response_complete()

@@ -23,8 +23,6 @@ class Written:
         self.data += data
         self.writes += 1
 
-    write_whole = write
-
 
 def cycle(method: str = "POST", *, keep_alive: bool = True) -> tuple[AnswerCycle, Written]:
     transport: Any = Written()

@@ -1,0 +1,98 @@
+"""What is written in one turn of the event loop leaves at its end, in order, but not more than a bound has to wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from backends.transport import outbox
+from backends.transport.outbox import Outbox
+
+
+class Socket:
+    """A transport that remembers."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closing = False
+        self.buffered = 0
+
+    def write(self, data: bytes) -> None:
+        assert not self.closing
+        self.written.append(data)
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+
+def opened() -> tuple[Socket, Outbox]:
+    socket = Socket()
+    return socket, Outbox(cast(Any, socket), asyncio.get_running_loop())
+
+
+async def test_writes_of_a_turn_are_one() -> None:
+    socket, box = opened()
+    box.write(b"a")
+    box.write(b"b")
+    assert not socket.written
+    await asyncio.sleep(0)
+    assert socket.written == [b"ab"]
+    box.write(b"c")
+    await asyncio.sleep(0)
+    assert socket.written == [b"ab", b"c"]
+    assert box.written == 3
+
+
+async def test_what_is_held_is_unsent() -> None:
+    socket, box = opened()
+    socket.buffered = 5
+    box.write(b"abc")
+    assert box.unsent == 8
+    box.flush()
+    assert socket.written == [b"abc"]
+    assert box.unsent == 5
+    await asyncio.sleep(0)
+    assert socket.written == [b"abc"]
+
+
+async def test_many_bytes_do_not_wait() -> None:
+    """The transport is to tell that a reader is slow within the turn in which too much is written for it."""
+    socket, box = opened()
+    for _ in range(65):
+        box.write(b"x" * 1024)
+    assert [len(data) for data in socket.written] == [65 * 1024]
+
+
+async def test_many_sockets_do_not_wait() -> None:
+    both = [opened() for _ in range(outbox._MOST_SOCKETS + 1)]
+    for _, box in both:
+        box.write(b"x")
+    assert [len(socket.written) for socket, _ in both] == [1] * outbox._MOST_SOCKETS + [0]
+    await asyncio.sleep(0)
+    assert [len(socket.written) for socket, _ in both] == [1] * len(both)
+
+
+async def test_a_closed_socket_is_passed_by() -> None:
+    (closed, first), (socket, second) = opened(), opened()
+    first.write(b"x")
+    second.write(b"y")
+    closed.closing = True
+    await asyncio.sleep(0)
+    assert (closed.written, socket.written) == ([], [b"y"])
+
+
+def test_a_loop_that_ended_within_a_turn_holds_nothing_of_the_next_up() -> None:
+    async def leave() -> None:
+        opened()[1].write(b"lost")
+
+    async def write() -> None:
+        socket, box = opened()
+        box.write(b"x")
+        await asyncio.sleep(0)
+        assert socket.written == [b"x"]
+
+    asyncio.run(leave())
+    asyncio.run(write())
