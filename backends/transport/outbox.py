@@ -22,13 +22,16 @@ class Outboxes:
 
     Args:
         loop: the event loop.
+
+    Attributes:
+        waiting: those that hold something.
     """
 
-    __slots__ = ("_loop", "_waiting")
+    __slots__ = ("_loop", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: list[Outbox] = []
+        self.waiting: list[Outbox] = []
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> Outboxes:
@@ -37,17 +40,13 @@ class Outboxes:
             found = _OF_LOOPS[loop] = cls(loop)
         return found
 
-    def add(self, outbox: Outbox) -> None:
-        """Have an outbox send what it holds by the turn's end."""
-        waiting = self._waiting
-        waiting.append(outbox)
-        if len(waiting) == 1:
-            self._loop.call_soon(self._send)
-        elif len(waiting) >= _MOST_SOCKETS:
-            self._send()
+    def send_soon(self) -> None:
+        """Have all send what they hold at the turn's end."""
+        self._loop.call_soon(self.send)
 
-    def _send(self) -> None:
-        waiting, self._waiting = self._waiting, []
+    def send(self) -> None:
+        """Have all send what they hold."""
+        waiting, self.waiting = self.waiting, []
         for outbox in waiting:
             outbox.flush()
 
@@ -83,8 +82,12 @@ class Outbox:
         """Write bytes behind those before."""
         self.written += len(data)
         if not self._held:
-            self._held = data
-            self._outboxes.add(self)
+            self._held, all = data, self._outboxes
+            all.waiting.append(self)
+            if (count := len(all.waiting)) == 1:
+                all.send_soon()
+            elif count >= _MOST_SOCKETS:
+                all.send()
         else:
             self._held += data
             if len(self._held) > _MOST_HELD:

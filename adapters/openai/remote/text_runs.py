@@ -19,6 +19,11 @@ _NAME = b'"content":"'
 _PROBE = "probe"
 # What a JSON string holds as it is: no quote, backslash or control character; UTF-8 is checked by decoding.
 _LITERAL = re.compile(rb'[^"\\\x00-\x1f]*+')
+_ASCII = re.compile(rb'[^"\\\x00-\x1f\x80-\xff]*+')
+_LENGTHS: dict[int, bytes] = {}
+"""The length that a chunk of the transfer coding begins with, by its bytes in all; b"\\n" if there is none."""
+_SHORT = 1024
+"""Bytes of a chunk whose length is kept there, at most."""
 _decode = msgspec.json.Decoder(RemoteAnswer).decode
 
 
@@ -82,13 +87,15 @@ class TextRuns:
         Returns:
             -1 unless it is whole chunks, each of them one event of a run, with their lengths as `b"%x"` writes them.
         """
-        if not data.endswith(self._behind) or len(data) > LIMIT:
+        size = len(data)
+        if not data.endswith(self._behind) or size > LIMIT:
             return -1
         # Fast path: a single chunk.
-        length, found, rest = data.partition(self._before)
-        text = rest[: -len(self._behind)]
-        if found and length == b"%x" % (self._fixed + len(text)) and text.isascii() and _LITERAL.fullmatch(text):
-            return 1 if text else 0
+        length = _LENGTHS.get(size) or _length(size)
+        if data.startswith(length) and data.startswith(self._before, len(length)):
+            begin, end = len(length) + len(self._before), size - len(self._behind)
+            if _ASCII.fullmatch(data, begin, end):
+                return 1 if end > begin else 0
         texts: list[bytes] = []
         pieces = data.split(self._behind)
         del pieces[-1]
@@ -101,6 +108,17 @@ class TextRuns:
         if not _LITERAL.fullmatch(joined) or not (joined.isascii() or _is_plain(texts, joined)):
             return -1
         return len(texts) - texts.count(b"")
+
+
+def _length(size: int) -> bytes:
+    found = b"\n"
+    for digits in range(1, 9):
+        length = b"%x" % max(0, size - digits - len(b"\r\n\r\n"))
+        if len(length) == digits:
+            found = length
+    if size <= _SHORT:
+        _LENGTHS[size] = found
+    return found
 
 
 def _is_plain(pieces: list[bytes], joined: bytes) -> bool:
