@@ -27,10 +27,13 @@ from backends.native.engine.loading.mtp import MtpLayer, load_mtp
 from backends.native.engine.loading.weights import load
 from backends.native.engine.loop import Engine
 from backends.native.engine.mtp_drafts import MtpDrafts
+from backends.native.engine.runner.swap_space import SwapSpace
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.scheduling.speculation import Speculation
 from backends.native.protocol.engine_options import EngineOptions
 from backends.native.protocol.messages import Submit
+from tests.backends.native.engine.kernels.compilers import needs_compiler
+from tests.backends.native.engine.pretended.engines import accelerator
 from tests.backends.native.engine.test_draft_model import Eager
 from tests.backends.native.engine.test_exact_speculation import assert_same, requests
 from tests.backends.native.engine.tiny import CONTEXT, VOCAB, Answer, Tiny, build, prompt
@@ -132,7 +135,7 @@ class Recorded(MtpDrafts):
 
     def _choose(self, shadows: Seq[Shadow], states: Tensor) -> list[int]:
         for shadow, row in zip(shadows, self._layer.logits(states), strict=True):
-            self.predicted[tuple(shadow.tokens), shadow.known] = row.clone()
+            self.predicted[tuple(shadow.tokens), shadow.known] = row.clone().cpu()
         return super()._choose(shadows, states)
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
@@ -256,6 +259,23 @@ def test_a_layer_that_predicts_what_its_model_does_is_right(tmp_path: Path) -> N
         assert speculation.accepted > 0.98 * speculation.drafted > 100
         tiny.engine.sleep()
         tiny.engine.wake()
+
+
+@needs_compiler
+def test_predictions_on_an_accelerator_are_the_same_behind_swapped_pages(folders: Mapping[str, str]) -> None:
+    asked = requests(3, 12)
+    expected = engine_of(folders["deepseek_v3"], "").answers(asked)
+    with accelerator():
+        tiny = engine_of(folders["deepseek_v3"], device="auto", kv_tokens=24, step_tokens=20, swap_space=0.01)
+        restored, swap = [], tiny.scheduler.swap
+        assert isinstance(swap, SwapSpace)
+        restore = swap.restore
+        swap.restore = lambda *given: restored.append(restore(*given)) or restored[-1]  # type: ignore[method-assign]
+        source = recording(tiny, {seq: answer.ids for seq, answer in expected.items()})
+        assert_same(tiny.answers(asked), expected)
+    assert any(restored)
+    assert len(source.predicted) > 15
+    assert wrong(source, Reference(folders["deepseek_v3"])) == 0
 
 
 def test_a_layer_that_fails_is_given_up(folders: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
