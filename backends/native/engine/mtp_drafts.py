@@ -1,10 +1,11 @@
 """Draft tokens by a model's own layer for multi-token prediction (`loading.mtp`).
 
-Strategy: behind every step the layer is run over the tokens of that step, with the hidden states that the model had at
-them and the tokens that follow them, which are known by then. So it has keys and values wherever the model has some, in
-the same blocks, and predicts what comes after the newest token. For further drafts it is run on its own output, as if
-that were the model's hidden state; what it stores then is overwritten when the model has run those tokens, or others in
-their places. Drafts are chosen with the request's sampling and noise, as those of a smaller model are (`draft_model`).
+Strategy: the layer takes the hidden states that the model had at tokens, and the tokens that follow them. Both are kept
+from every step, and the layer is run over them before drafts are written and whenever a block is full: so it has keys
+and values in every block that others may share, and costs little where no drafts pay. Its output predicts what comes
+behind the newest token. For further drafts it is run on its own output, as if that were the model's hidden state; what
+it stores then is overwritten when the model has run those tokens, or others in their places. Drafts are chosen with the
+request's sampling and noise, as those of a smaller model are (`draft_model`).
 
 The keys and values at a block's last token depend on the first token of the next block, too: of a prefix that is found
 in the cache the last block is computed again (`Scheduler`).
@@ -14,9 +15,9 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -41,13 +42,28 @@ class _Followed:
 
     Attributes:
         shadow: its tokens, and drafts behind them.
-        state: [hidden_size], the layer's output behind its newest token.
-        tokens: how many tokens it had then.
+        start: how many of its leading tokens the layer was run over.
+        ids: the tokens that follow those that it was not run over yet.
+        states: the model's hidden states at the latter, [tokens of a step, hidden_size] each.
+        output: [hidden_size], what the layer gave last.
     """
 
     shadow: Shadow
-    state: Tensor
-    tokens: int
+    start: int = 0
+    ids: list[int] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
+    output: Tensor | None = None
+
+    @property
+    def end(self) -> int:
+        """How many of its leading tokens the layer can be run over."""
+        return self.start + len(self.ids)
+
+    def take(self, start: int, ids: Seq[int]) -> None:
+        """Take over what follows the tokens of a step from position `start` on; their hidden states must follow."""
+        if start != self.end:  # it was preempted, and is computed again from there
+            self.start, self.ids, self.states = start, [], []
+        self.ids += ids
 
 
 class MtpDrafts:
@@ -73,42 +89,47 @@ class MtpDrafts:
         text_part(model).register_forward_hook(self._keep)
 
     def follow(self, works: Seq[Work], chosen: Seq[Seq[int]]) -> None:
-        """Run the layer over the tokens of a step, from which the tokens `chosen` came."""
+        """Keep what a step had, and run the layer for the sequences that have filled a block in it."""
         # Released at once: otherwise a step's hidden states would stay in memory until the next step.
         states, self._states = self._states, None
         assert states is not None, "the model was not run"
-        ids, rows, right, first = array("q"), array("q"), [], 0
+        first = 0
+        due, others = [], []
         for work, tokens in zip(works, chosen, strict=True):
-            plain = work.without_drafts
-            end = plain.start + plain.count
+            sequence, plain = work.sequence, work.without_drafts
             # What follows each token of the work, but for those that come after a wrong draft.
-            following = (*work.sequence.tokens[plain.start + 1 : end + (not work.samples)], *tokens)
-            ids.extend(following)
-            rows.extend(range(first, first + len(following)))
-            right.append(Work(work.sequence, work.start, len(following), work.samples))
+            known = sequence.tokens[plain.start + 1 : plain.start + plain.count + (not work.samples)]
+            following = (*known, *tokens)
+            followed = self._followed.get(sequence)
+            if followed is None:
+                followed = self._followed[sequence] = _Followed(Shadow.of(sequence))
+            followed.take(work.start, following)
+            is_due = followed.end // self._size > followed.start // self._size
+            (due if is_due else others).append((sequence, range(first, first + len(following))))
             first += work.count
-        if len(rows) < first:
-            states = states.index_select(0, index_tensor(rows, states.device))
-        found = self._run(right, ids, states)
-        sampled = (work for work in right if work.samples)
-        for work, state in zip(sampled, found, strict=True):
-            self._note(work.sequence, state, work.start + work.count + 1)
+        self._keep_rows(states, due)
+        self._catch_up([sequence for sequence, _ in due])
+        # A copy: the step may have been a long one.
+        index = array("q", [row for _, rows in others for row in rows])
+        ends = list(accumulate(len(rows) for _, rows in others))
+        kept = [(each, range(end - len(rows), end)) for (each, rows), end in zip(others, ends, strict=True)]
+        self._keep_rows(states.index_select(0, index_tensor(index, states.device)), kept)
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         """Up to so many drafts for each sequence, as far as its blocks have room for what is stored with them."""
         found: dict[Sequence, Shadow] = {}
         for sequence, most in wanted.items():
-            known = self._followed.get(sequence)
-            if known is None or known.tokens != len(sequence.tokens) or sequence.request.features:
+            followed = self._followed.get(sequence)
+            if followed is None or followed.end + 1 != len(sequence.tokens) or sequence.request.features:
                 continue
-            shadow = found[sequence] = known.shadow
+            shadow = found[sequence] = followed.shadow
             shadow.follow(sequence.tokens)
             shadow.blocks = sequence.blocks
             # The first needs no room, and no step has run since drafts were written that stand there already.
             room = len(sequence.blocks) * self._size - len(sequence.tokens) + 2
             shadow.most = 0 if shadow.draft_tokens else min(most, room)
         with torch.inference_mode():
-            self._write({shadow: self._followed[each].state for each, shadow in found.items() if shadow.most})
+            self._write([sequence for sequence, shadow in found.items() if shadow.most])
         return {sequence: shadow.draft_tokens[: wanted[sequence]] for sequence, shadow in found.items()}
 
     def forget(self, sequence: Sequence) -> None:
@@ -124,30 +145,43 @@ class MtpDrafts:
     def _keep(self, _: Any, __: Any, outputs: Any) -> None:
         self._states = outputs.last_hidden_state[0].detach()
 
-    def _note(self, sequence: Sequence, state: Tensor, tokens: int) -> None:
-        known = self._followed.get(sequence)
-        if known is None:
-            self._followed[sequence] = _Followed(Shadow.of(sequence), state, tokens)
-        else:
-            known.state, known.tokens = state, tokens
+    def _keep_rows(self, states: Tensor, kept: Iterable[tuple[Sequence, range]]) -> None:
+        for sequence, rows in kept:
+            self._followed[sequence].states.append(states[rows.start : rows.stop])
 
-    def _write(self, states: Mapping[Shadow, Tensor]) -> None:
-        """Write drafts behind the layer's outputs."""
-        shadows, rows = list(states), list(states.values())
+    def _catch_up(self, sequences: Iterable[Sequence]) -> None:
+        """Run the layer over what was kept of sequences."""
+        behind = [(sequence, followed) for sequence in sequences if (followed := self._followed[sequence]).ids]
+        if not behind:
+            return
+        works = [Work(sequence, followed.start, len(followed.ids), samples=True) for sequence, followed in behind]
+        ids = array("q", [token for _, followed in behind for token in followed.ids])
+        outputs = self._run(works, ids, torch.cat([states for _, followed in behind for states in followed.states]))
+        for (_, followed), output in zip(behind, outputs, strict=True):
+            followed.start, followed.ids, followed.states, followed.output = followed.end, [], [], output
+
+    def _write(self, sequences: Seq[Sequence]) -> None:
+        """Write drafts, the first of all, then the second, and so on."""
+        began = time.perf_counter()
+        self._catch_up(sequences)
+        every = [self._followed[sequence] for sequence in sequences]
+        shadows = [followed.shadow for followed in every]
+        rows = [followed.output for followed in every if followed.output is not None]
         while shadows:
-            began = time.perf_counter()
-            given = torch.stack(rows)
+            outputs = torch.stack(rows)
             if shadows[0].draft_tokens:  # then the others have as many
                 works = [Work(each, len(each.tokens) - 2, 1, samples=True) for each in shadows]
-                given = self._run(works, array("q", [each.tokens[-1] for each in shadows]), given)
+                outputs = self._run(works, array("q", [each.tokens[-1] for each in shadows]), outputs)
             try:
-                tokens = self._choose(shadows, given)
+                tokens = self._choose(shadows, outputs)
             except NoDistribution:
                 return
-            self.costs.add(len(shadows), time.perf_counter() - began)
+            now = time.perf_counter()
+            self.costs.add(len(shadows), now - began)
+            began = now
             going = [
                 (shadow, row)
-                for shadow, token, row in zip(shadows, tokens, given, strict=True)
+                for shadow, token, row in zip(shadows, tokens, outputs, strict=True)
                 if shadow.add(token) and len(shadow.draft_tokens) < shadow.most
             ]
             shadows, rows = [shadow for shadow, _ in going], [row for _, row in going]
@@ -162,14 +196,13 @@ class MtpDrafts:
         return [sampled.tokens[0] for sampled in sample(works, self._layer.logits(states))]
 
     def _run(self, works: Seq[Work], ids: array[int], states: Tensor) -> Tensor:
-        """The layer's outputs at the last tokens of works that sample, [works, hidden_size].
+        """The layer's outputs at the last tokens of works, [works, hidden_size].
 
         Args:
             works: say where the layer is run.
             ids: what follows each of their tokens.
             states: [tokens, hidden_size], at each of their tokens.
         """
-        ends = list(accumulate(work.count for work in works))
-        rows = array("q", [end - 1 for work, end in zip(works, ends, strict=True) if work.samples])
-        pack = replace(pack_of(works, self._size, doubling=self._doubling), ids=ids, rows=rows)
-        return self._layer.run(self._runner, pack, states)
+        pack = replace(pack_of(works, self._size, doubling=self._doubling), ids=ids)
+        rows = array("q", [end - 1 for end in accumulate(pack.counts)])
+        return self._layer.run(self._runner, replace(pack, rows=rows), states)
