@@ -93,27 +93,28 @@ class MtpDrafts:
         # Released at once: otherwise a step's hidden states would stay in memory until the next step.
         states, self._states = self._states, None
         assert states is not None, "the model was not run"
-        first = 0
-        due, others = [], []
+        first, due = 0, []
+        others: list[tuple[_Followed, range]] = []
         for work, tokens in zip(works, chosen, strict=True):
-            sequence, plain = work.sequence, work.without_drafts
-            # What follows each token of the work, but for those that come after a wrong draft.
-            known = sequence.tokens[plain.start + 1 : plain.start + plain.count + (not work.samples)]
-            following = (*known, *tokens)
-            followed = self._followed.get(sequence)
+            followed = self._followed.get(work.sequence)
             if followed is None:
-                followed = self._followed[sequence] = _Followed(Shadow.of(sequence))
+                followed = self._followed[work.sequence] = _Followed(Shadow.of(work.sequence))
+            following = _following(work, tokens)
             followed.take(work.start, following)
-            is_due = followed.end // self._size > followed.start // self._size
-            (due if is_due else others).append((sequence, range(first, first + len(following))))
+            rows = range(first, first + len(following))
             first += work.count
-        self._keep_rows(states, due)
-        self._catch_up([sequence for sequence, _ in due])
+            if followed.end // self._size > followed.start // self._size:
+                followed.states.append(states[rows.start : rows.stop])
+                due.append(work.sequence)
+            else:
+                others.append((followed, rows))
+        self._catch_up(due)
         # A copy: the step may have been a long one.
         index = array("q", [row for _, rows in others for row in rows])
-        ends = list(accumulate(len(rows) for _, rows in others))
-        kept = [(each, range(end - len(rows), end)) for (each, rows), end in zip(others, ends, strict=True)]
-        self._keep_rows(states.index_select(0, index_tensor(index, states.device)), kept)
+        copied = states.index_select(0, index_tensor(index, states.device))
+        parts = torch.split(copied, [len(rows) for _, rows in others])
+        for (followed, _), part in zip(others, parts, strict=True):
+            followed.states.append(part)
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         """Up to so many drafts for each sequence, as far as its blocks have room for what is stored with them."""
@@ -144,10 +145,6 @@ class MtpDrafts:
 
     def _keep(self, _: Any, __: Any, outputs: Any) -> None:
         self._states = outputs.last_hidden_state[0].detach()
-
-    def _keep_rows(self, states: Tensor, kept: Iterable[tuple[Sequence, range]]) -> None:
-        for sequence, rows in kept:
-            self._followed[sequence].states.append(states[rows.start : rows.stop])
 
     def _catch_up(self, sequences: Iterable[Sequence]) -> None:
         """Run the layer over what was kept of sequences."""
@@ -206,3 +203,10 @@ class MtpDrafts:
         pack = replace(pack_of(works, self._size, doubling=self._doubling), ids=ids)
         rows = array("q", [end - 1 for end in accumulate(pack.counts)])
         return self._layer.run(self._runner, replace(pack, rows=rows), states)
+
+
+def _following(work: Work, tokens: Seq[int]) -> tuple[int, ...]:
+    """What follows each token of a work, behind which `tokens` were chosen; nothing for those behind a wrong draft."""
+    plain = work.without_drafts
+    end = plain.start + plain.count + (not work.samples)
+    return (*work.sequence.tokens[plain.start + 1 : end], *tokens)
