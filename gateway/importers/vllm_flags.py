@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from backends.native.protocol.engine_options import MTP
+
 
 class Answer(NamedTuple):
     """What a flag with its value comes to.
@@ -134,7 +136,11 @@ def _speculative(value: Any) -> Answer:
         return Answer({"draft_model": model})
     if method == "ngram":
         return Answer({"speculation": True})
-    return Answer(note="drafts come from a smaller model, or from the text itself: pass --speculation")
+    if method == "mtp" or str(method).endswith("_mtp"):  # once named after model types: deepseek_mtp
+        return Answer({"draft_model": MTP})
+    return Answer(
+        note="drafts come from a smaller model, the model's MTP layer, or the text itself: pass --speculation"
+    )
 
 
 def _overrides(value: Any) -> Answer:

@@ -15,6 +15,7 @@ from backends.native.checkpoints.errors import CheckpointError
 from backends.native.checkpoints.folder import check_folder
 from backends.native.checkpoints.gguf_header import find_models, read_header
 from backends.native.checkpoints.packaged import PACKAGED, fetch_packaged, find_packaged
+from backends.native.protocol.engine_options import MTP
 
 Report = Callable[[str], None]
 
@@ -61,7 +62,10 @@ def check_options(options: Mapping[str, Any]) -> None:
 def _models_of(options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The options that name models, and the names."""
     # The bundled model needs nothing; a wrong type is reported where the options are read.
-    return [(key, name) for key in ("model", "draft_model") if isinstance(name := options.get(key), str) and name]
+    named = [(key, options.get(key)) for key in ("model", "draft_model")]
+    return [
+        (key, name) for key, name in named if isinstance(name, str) and name and (key, name) != ("draft_model", MTP)
+    ]
 
 
 def check(model: str) -> None:

@@ -11,11 +11,13 @@ blocks; where none are left, a sequence gets no drafts. Grammars, LoRA adapters 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import structlog
 import torch
 from msgspec.structs import replace
 from transformers import AutoTokenizer
@@ -24,12 +26,14 @@ from backends.native.engine.runner.packed import Runner
 from backends.native.engine.sampling.sampler import NoDistribution, noise_keys, sample
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.sequence import Sequence, Work
-from backends.native.engine.scheduling.speculation import StepCosts
+from backends.native.engine.scheduling.speculation import Speculation, StepCosts
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
-class _Shadow(Sequence):
-    """A sequence as the small model has it.
+class Shadow(Sequence):
+    """A sequence as the source of its drafts has it.
 
     Attributes:
         known: how many of its tokens are those of the large model's sequence; drafts follow them.
@@ -38,6 +42,14 @@ class _Shadow(Sequence):
 
     known: int = 0
     most: int = 0
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> Shadow:
+        """The shadow of a sequence, without tokens behind its prompt."""
+        # Only tokens are chosen here.
+        request = replace(sequence.request, grammar=None, lora_adapter="", pool=False, block_keys=b"")
+        request = replace(request, top_logprobs=-1, prompt_logprobs=-1)
+        return cls(sequence.connection, request, sequence.arrival)
 
     @property
     def draft_tokens(self) -> list[int]:
@@ -55,6 +67,13 @@ class _Shadow(Sequence):
         self.computed = min(self.computed, right)
         self.history = None  # it counts tokens that only grow
         self.known = len(tokens)
+
+    def add(self, token: int) -> bool:
+        """Append a draft, unless it is an end token: nothing follows that. Returns whether it was appended."""
+        if token in self.request.eos_token_ids or token in self.request.stop_token_ids:
+            return False
+        self.tokens.append(token)
+        return True
 
 
 class DraftModel:
@@ -80,11 +99,11 @@ class DraftModel:
         self._step_tokens = step_tokens
         self._vocab_size = vocab_size
         self._context_length = context_length
-        self._shadows: dict[Sequence, _Shadow] = {}
+        self._shadows: dict[Sequence, Shadow] = {}
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         """Up to so many drafts for each sequence; none for one whose prompt takes further calls to catch up with."""
-        found: dict[Sequence, _Shadow] = {}
+        found: dict[Sequence, Shadow] = {}
         works, budget = [], self._step_tokens
         for sequence, most in wanted.items():
             shadow = self._follow(sequence, most)
@@ -99,6 +118,9 @@ class DraftModel:
             while works:
                 works = self._run(works)
         return {sequence: shadow.draft_tokens[: shadow.most] for sequence, shadow in found.items()}
+
+    def follow(self, works: Seq[Work], chosen: Seq[Seq[int]]) -> None:
+        """Nothing: it follows sequences when it is asked for drafts."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept of a sequence that ended."""
@@ -115,16 +137,13 @@ class DraftModel:
         """Make the cache anew."""
         self._runner.wake()
 
-    def _follow(self, sequence: Sequence, most: int) -> _Shadow | None:
+    def _follow(self, sequence: Sequence, most: int) -> Shadow | None:
         """The shadow of a sequence, with its tokens and with blocks for drafts; None: it gets none."""
         if sequence.request.features:
             return None
         shadow = self._shadows.get(sequence)
         if shadow is None:
-            # Only tokens are chosen here.
-            request = replace(sequence.request, grammar=None, lora_adapter="", pool=False, block_keys=b"")
-            request = replace(request, top_logprobs=-1, prompt_logprobs=-1)
-            shadow = self._shadows[sequence] = _Shadow(sequence.connection, request, sequence.arrival)
+            shadow = self._shadows[sequence] = Shadow.of(sequence)
         end = len(sequence.tokens) + most - 1  # the last draft is not run
         if end > self._context_length or max(sequence.tokens[shadow.known :], default=0) >= self._vocab_size:
             return None
@@ -150,15 +169,26 @@ class DraftModel:
         following = []
         for work, sampled in zip(works, samples, strict=True):
             shadow = work.sequence
-            assert isinstance(shadow, _Shadow)
+            assert isinstance(shadow, Shadow)
             shadow.computed += work.count
-            # Nothing follows an end token.
-            request = shadow.request
-            ends = (*request.eos_token_ids, *request.stop_token_ids)
-            shadow.tokens += [token for token in sampled.tokens if token < self._vocab_size and token not in ends]
+            for token in sampled.tokens:
+                if token < self._vocab_size:
+                    shadow.add(token)
             if shadow.pending and work.samples and len(shadow.draft_tokens) < shadow.most:
                 following.append(Work(shadow, shadow.computed, 1, samples=True))
         return following
+
+
+@contextmanager
+def without_failing_source(speculation: Speculation) -> Iterator[None]:
+    """Give up a source of drafts that fails inside: without it every text is the same."""
+    try:
+        yield
+    except torch.AcceleratorError:
+        raise
+    except Exception as error:  # whatever a model may raise
+        log.error("draft_model.failed", error=repr(error))
+        speculation.source = None
 
 
 def why_not_alike(model: str, draft_model: str) -> str | None:

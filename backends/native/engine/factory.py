@@ -27,18 +27,18 @@ from backends.native.engine.draft_model import DraftModel, why_not_alike
 from backends.native.engine.encoder_engine import EncoderEngine
 from backends.native.engine.errors import LoadError
 from backends.native.engine.kernels import jit
-from backends.native.engine.layers.block_linear import blocked_weights, expand_blocks
-from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
-from backends.native.engine.layers.packed_linear import pack_linears
-from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
+from backends.native.engine.layers.block_linear import blocked_weights
+from backends.native.engine.layers.quantized_linear import BITS
+from backends.native.engine.loading.execution_path import choose_path
 from backends.native.engine.loading.lora_check import why_not_adapted
-from backends.native.engine.loading.self_check import why_not_packed
-from backends.native.engine.loading.splitting import check_split, split_model
+from backends.native.engine.loading.mtp import load_mtp
+from backends.native.engine.loading.splitting import check_split
 from backends.native.engine.loading.weights import LoadedModel, is_encoder, load, load_encoder, pick_device
 from backends.native.engine.loop import Engine
 from backends.native.engine.lora.layers import inject_lora
 from backends.native.engine.lora.table import LoraTable
 from backends.native.engine.lora.weights import load_lora_adapters
+from backends.native.engine.mtp_drafts import MtpDrafts
 from backends.native.engine.overlap import can_overlap
 from backends.native.engine.parallel.gang import Gang, LeadingGang
 from backends.native.engine.pooling.answer_scores import AnswerScores
@@ -56,11 +56,11 @@ from backends.native.engine.runners import (
 from backends.native.engine.sampling.grammar_masks import Constraints
 from backends.native.engine.scheduling.block_pool import BlockPool
 from backends.native.engine.scheduling.scheduler import Scheduler
-from backends.native.engine.scheduling.speculation import Speculation
+from backends.native.engine.scheduling.speculation import DraftSource, Speculation
 from backends.native.engine.steps import Manageable
 from backends.native.machine import physical_cores
 from backends.native.model_files import check_sizes
-from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.engine_options import MTP, EngineOptions
 from backends.native.protocol.messages import Loading, Ready
 from backends.native.sentence_transformers import PLAIN, Recipe, RecipeError, read_recipe
 
@@ -121,18 +121,28 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     gang = LeadingGang(options, pick_device(options.device)) if options.tensor_parallel > 1 else None
     # Loading compiles one library already, the self-check most others.
     compiles = pick_device(options.device).type == "cpu" and jit.is_first_build()
-    drafting = _load_draft_model(options) if options.draft_model else None
+    drafting = _load_draft_model(options) if options.draft_model not in ("", MTP) else None
     loaded = _load(options)
+    mtp = load_mtp(loaded, options.model) if options.draft_model == MTP else None
     report(Loading(0.6, "compiling kernels, once; self-check" if compiles else "self-check"))
-    packed = _is_packed(loaded, options)
+    packed = choose_path(loaded, options)
     if options.lora_adapters:
         _inject_lora_adapters(loaded.model, options.lora_adapters, "packed" if packed else "per_sequence")
     report(Loading(0.8, "reserving the cache"))
+    runner: Runner
     with torch.inference_mode():
         beside = drafting[1].cache.bytes_per_block if drafting else 0
-        runner, sizes = packed_runner(loaded, options, gang, beside) if packed else per_sequence_runner(loaded, options)
-        source = _draft_model(*drafting, loaded, runner, sizes.blocks, options) if drafting else None
-        if isinstance(runner, PackedRunner) and runner.cache.spare_blocks:
+        if packed:
+            runner, sizes = packed_runner(loaded, options, gang, beside, mtp)
+        else:
+            runner, sizes = per_sequence_runner(loaded, options)
+        if options.draft_model and not runner.speculates:
+            raise LoadError(f"This {loaded.config.model_type} verifies no drafts: leave out draft_model.")
+        source: DraftSource | None = _draft_model(*drafting, loaded, sizes.blocks, options) if drafting else None
+        if mtp is not None:
+            assert isinstance(runner, PackedRunner)
+            source = MtpDrafts(mtp, loaded.model, runner)
+        elif isinstance(runner, PackedRunner) and runner.cache.spare_blocks:
             report(Loading(0.9, "capturing graphs"))
             runner.capture_graphs(sizes.sequences, context_of(loaded, options))
     if gang is not None:
@@ -152,22 +162,16 @@ def _load_draft_model(options: EngineOptions) -> tuple[LoadedModel, PackedRunner
     plain = structs.replace(options, model=options.draft_model, lora_adapters={}, lora_folder="", text_only=True)
     loaded = _load(plain)
     with torch.inference_mode():
-        probe = probe_runner(loaded, plain) if _is_packed(loaded, plain) else None
+        probe = probe_runner(loaded, plain) if choose_path(loaded, plain) else None
     if probe is None or not probe.speculates:
         raise LoadError(f"draft_model '{options.draft_model}' must run packed, without recurrent states.")
     return loaded, probe
 
 
 def _draft_model(
-    small: LoadedModel, probe: PackedRunner, large: LoadedModel, runner: Runner, blocks: int, options: EngineOptions
+    small: LoadedModel, probe: PackedRunner, large: LoadedModel, blocks: int, options: EngineOptions
 ) -> DraftModel:
-    """What writes drafts, with as many blocks as the model that verifies them.
-
-    Raises:
-        LoadError: that model verifies none.
-    """
-    if not runner.speculates:
-        raise LoadError(f"This {large.config.model_type} verifies no drafts: leave out draft_model.")
+    """What writes drafts, with as many blocks as the model that verifies them."""
     return DraftModel(
         PackedRunner(small.model, probe.cache.resized(blocks)),
         BlockPool(blocks, options.block_size, caching=False),
@@ -193,7 +197,7 @@ def load_rank(options: EngineOptions, rank: int, folder: Path) -> tuple[PackedRu
     gang = Gang(rank, options.tensor_parallel, folder, device)
     options = with_sizes(structs.replace(options, device=str(device)))
     loaded = _load(options)
-    _is_packed(loaded, options)
+    choose_path(loaded, options)
     with torch.inference_mode():
         return packed_runner(loaded, options, gang)[0], gang
 
@@ -283,58 +287,12 @@ def _check(options: EngineOptions) -> None:
             raise LoadError(f"{name} must not be negative.")
 
 
-def _is_packed(loaded: LoadedModel, options: EngineOptions) -> bool:
-    """Whether the model takes the packed execution path; its layers are replaced if the self-check accepts them."""
-    if (ranks := options.tensor_parallel) > 1:
-        # Layers stay transformers': those that replace them are for CPUs, or for weights that are not split.
-        why = why_not_packed(loaded.model, change=partial(split_model, ranks=ranks))
-        if why is not None:
-            raise LoadError(f"This model cannot be split over {ranks} devices: {why}. Leave out tensor_parallel.")
-        return True
-    if options.execution_path != "auto":
-        expand_blocks(loaded.model)
-        _quantize(loaded, options.dtype)
-        return options.execution_path == "packed"
-    fuse = partial(fuse_layers, longest=loaded.context_length, join=not (options.lora_adapters or options.lora_folder))
-
-    # What is done to the model below, without quantization: that changes logits by design and would fail the
-    # comparison. `least=1`: every layer of the small copy is below the size from which packing pays.
-    def change(small: Any) -> None:
-        fuse(small)
-        pack_linears(small, least=1)
-        fuse_decoder_layers(small)
-
-    why = why_not_packed(loaded.model, change=change)
-    if why is None:
-        # Order: joined projections are plain linear layers, which can then be quantized; quantized layers keep a plain
-        # one inside, which can then be packed; and only layers made of packed parts become one call.
-        fuse(loaded.model)
-        _quantize(loaded, options.dtype)
-        pack_linears(loaded.model)
-        fuse_decoder_layers(loaded.model)
-        return True
-    if options.dtype in BITS:
-        raise LoadError(f"This model cannot run in {options.dtype}: with other linear layers {why}.")
-    expand_blocks(loaded.model)
-    # The replaced layers may be at fault and not the packed path: check the model as it is.
-    why = why_not_packed(loaded.model)
-    if why is not None:
-        log.warning("model.not_packed", model_type=loaded.config.model_type, execution_path="per_sequence", why=why)
-    return why is None
-
-
 def _inject_lora_adapters(model: Any, folders: dict[str, str], execution_path: str) -> None:
     lora_adapters = load_lora_adapters(model, folders)
     why = why_not_adapted(model, {layer for lora in lora_adapters.values() for layer in lora}, execution_path)
     if why is not None:
         raise LoadError(f"LoRA adapters cannot be applied to this {model.config.model_type}: {why}.")
     inject_lora(model, lora_adapters)
-
-
-def _quantize(loaded: LoadedModel, dtype: str) -> None:
-    # For an accelerator it was done when the weights were loaded.
-    if dtype in BITS and loaded.model.device.type == "cpu" and not quantize_linears(loaded.model, BITS[dtype]):
-        raise LoadError(f"This model has no linear layers that could run in {dtype}.")
 
 
 def _threads(model: Any, options: EngineOptions) -> int:
@@ -344,7 +302,7 @@ def _threads(model: Any, options: EngineOptions) -> int:
 
 
 def _assemble(
-    loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int, source: DraftModel | None = None
+    loaded: LoadedModel, options: EngineOptions, runner: Runner, blocks: int, source: DraftSource | None = None
 ) -> tuple[Engine, Ready]:
     # A sequence longer than the whole cache could never be run, so `Ready` must not announce such a context.
     context = min(context_of(loaded, options), blocks * options.block_size)
@@ -361,6 +319,7 @@ def _assemble(
         snapshots=runner.states,
     )
     scheduler.swap = runner.swap
+    scheduler.looks_ahead = isinstance(source, MtpDrafts)
     hidden = HiddenStates.of(loaded.model, runner)
     ready = _ready(
         loaded,

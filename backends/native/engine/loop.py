@@ -24,6 +24,7 @@ import structlog
 import torch
 from msgspec.structs import replace
 
+from backends.native.engine.draft_model import without_failing_source
 from backends.native.engine.errors import GangLost
 from backends.native.engine.lora.table import LoraTable
 from backends.native.engine.outputs import failed, first_output
@@ -202,7 +203,8 @@ class Engine:
         # Step 1, drafts and masks: a mask is needed behind each draft, and masks decide which sequences are held, which
         # `schedule` reads.
         if self._speculation is not None:
-            self._plan(self._speculation)
+            with without_failing_source(self._speculation):
+                self._speculation.plan(self._scheduler.running)
         held = self._compute_masks()
         # Step 2, schedule. The works' order is free: each row of the forward knows its own sequence.
         works = self._scheduler.schedule()
@@ -229,17 +231,6 @@ class Engine:
             for connection in self._watchers if stored or removed else ():
                 steps[connection] = replace(steps.get(connection, _NO_OUTPUTS), stored=stored, removed=removed)
         return steps
-
-    def _plan(self, speculation: Speculation) -> None:
-        """Choose drafts. A draft model that fails is given up: without it every text is the same."""
-        try:
-            speculation.plan(self._scheduler.running)
-        except torch.AcceleratorError:
-            raise
-        except Exception as error:  # the engine's top
-            log.error("draft_model.failed", error=repr(error))
-            speculation.source = None
-            speculation.plan(self._scheduler.running)
 
     def _validate(self, connection: int, request: Submit) -> None:
         if (connection, request.seq) in self._sequences:
@@ -355,6 +346,13 @@ class Engine:
             return
         # Outside of `try`: an error while committing would leave some sequences advanced, and a repetition would
         # advance them twice.
+        self._commit(works, samples)
+
+    def _commit(self, works: Seq[Work], samples: Seq[Sample]) -> None:
+        """Commit works, and append the tokens that they sampled."""
+        if self._speculation is not None:
+            with without_failing_source(self._speculation):
+                self._speculation.follow(works, [sampled.tokens for sampled in samples])
         for work, sampled in zip(works, samples, strict=True):
             self._advance(work, sampled)
 

@@ -12,6 +12,7 @@ from msgspec import structs
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.devices import OUT_OF_MEMORY, can_pin, free_memory, release_memory
 from backends.native.engine.errors import LoadError
+from backends.native.engine.loading.mtp import MtpLayer
 from backends.native.engine.loading.stacking_check import find_stacking
 from backends.native.engine.loading.weights import LoadedModel
 from backends.native.engine.lora.slots import LoraSlots
@@ -21,6 +22,7 @@ from backends.native.engine.parallel.runner import LeadingRunner
 from backends.native.engine.runner.cache_sizes import CacheSizes
 from backends.native.engine.runner.embedder import Embedder
 from backends.native.engine.runner.graphs import are_wanted
+from backends.native.engine.runner.pack import pack_of
 from backends.native.engine.runner.packed import PackedRunner, Runner
 from backends.native.engine.runner.per_sequence import PerSequenceRunner
 from backends.native.engine.runner.swap_space import SwapSpace
@@ -62,7 +64,9 @@ def _wanted_blocks(loaded: LoadedModel, options: EngineOptions) -> int:
     return -(-tokens // options.block_size)
 
 
-def probe_runner(loaded: LoadedModel, options: EngineOptions, gang: Gang | None = None) -> PackedRunner:
+def probe_runner(
+    loaded: LoadedModel, options: EngineOptions, gang: Gang | None = None, mtp: MtpLayer | None = None
+) -> PackedRunner:
     """A runner over a KV cache of one block that has run a step, from which the bytes of a block are known."""
     # Padding rows of graphs write to a block behind the scheduler's. Over several ranks a replay would reach only one.
     spare = int(gang is None and are_wanted(loaded.model.device))
@@ -72,12 +76,22 @@ def probe_runner(loaded: LoadedModel, options: EngineOptions, gang: Gang | None 
     prompt = (0,) * min(2, options.block_size)  # two tokens: enough to compile and run the prefill kernel, too
     sequence = Sequence(0, Submit(0, prompt, 1), 0)
     sequence.blocks.append(0)
-    probe.run([Work(sequence, 0, len(prompt), samples=True)])
+    work = Work(sequence, 0, len(prompt), samples=True)
+    probe.run([work])
+    if mtp is not None:
+        states = torch.zeros(
+            len(prompt), loaded.config.hidden_size, dtype=loaded.model.dtype, device=loaded.model.device
+        )
+        mtp.run(probe, pack_of([work], options.block_size, doubling=True), states)
     return probe
 
 
 def packed_runner(
-    loaded: LoadedModel, options: EngineOptions, gang: Gang | None = None, beside: int = 0
+    loaded: LoadedModel,
+    options: EngineOptions,
+    gang: Gang | None = None,
+    beside: int = 0,
+    mtp: MtpLayer | None = None,
 ) -> tuple[PackedRunner, CacheSizes]:
     """A runner over the KV cache, and what the cache holds.
 
@@ -86,11 +100,12 @@ def packed_runner(
         options: the engine's.
         gang: the other ranks; None: there are none.
         beside: bytes that another model needs for each block of this one.
+        mtp: the layer that writes drafts, which has its keys and values in the same cache; None: there is none.
 
     Raises:
         LoadError: no cache fits into the memory, or images cannot be served.
     """
-    probe = probe_runner(loaded, options, gang)
+    probe = probe_runner(loaded, options, gang, mtp)
     lora_slots = LoraSlots(loaded.model)
     if probe.cache.spare_blocks and probe.states is None:
         lora_slots.reserve()  # before the cache takes what is left

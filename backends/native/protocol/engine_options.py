@@ -14,6 +14,9 @@ LoraName = Annotated[
 ]
 """A LoRA adapter's name, valid in every protocol that can name one. It is a key of a table, never a path."""
 
+MTP = "mtp"
+"""The `draft_model` that stands for the model's own layer for multi-token prediction."""
+
 
 class ModelOptions(msgspec.Struct, frozen=True):
     """How to load and run a model.
@@ -36,8 +39,8 @@ class ModelOptions(msgspec.Struct, frozen=True):
         swap_space: GiB of the host's memory for the pages of preempted sequences of an accelerator; 0: none.
         prefix_caching: reuse cache blocks of equal prefixes.
         speculation: verify draft tokens where that is faster; the tokens stay the same.
-        draft_model: folder of a smaller model of the same vocabulary that writes drafts, too; empty: none. Implies
-            `speculation`.
+        draft_model: folder of a smaller model of the same vocabulary that writes drafts, too; `mtp`: the model's own
+            layer for multi-token prediction does; empty: none. Implies `speculation`.
         text_only: reject images even if the model takes them.
         execution_path: `auto` (the self-check decides), `packed` (paged cache) or `per_sequence`.
         lora_adapters: folders of LoRA adapters, as peft's `save_pretrained` writes them, by name.

@@ -32,6 +32,8 @@ ACCEPTED: dict[str, tuple[dict[str, Any], str]] = {
     "--tool-call-parser unheard": ({}, "--tool-call-parser has no effect: the model's chat template tells"),
     '--speculative-config {"model":"/x","num_speculative_tokens":5}': ({"draft_model": "/x"}, ""),
     '--speculative-config {"method":"ngram"}': ({"speculation": True}, ""),
+    '--speculative-config {"method":"mtp","num_speculative_tokens":1}': ({"draft_model": "mtp"}, ""),
+    '--speculative-config {"method":"deepseek_mtp"}': ({"draft_model": "mtp"}, ""),
     '--speculative-config {"method":"eagle3","model":"/x"}': ({}, "--speculative-config has no effect: drafts come"),
     '--hf-overrides {"is_original_qwen3_reranker":true}': ({"reranker": "qwen3"}, ""),
     "--tensor-parallel-size 2": ({"tensor_parallel": 2}, ""),

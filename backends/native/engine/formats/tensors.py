@@ -89,6 +89,11 @@ def is_quantized(folder: Path) -> bool:
     return _quantization(folder) is not None
 
 
+def has_plain_weights(folder: Path) -> bool:
+    """Whether a folder has the weights as they are, in whatever dtype."""
+    return gguf_of(folder) is None and read_quantization(read_json(folder / "config.json") or {}, str(folder)) is None
+
+
 def model_class(auto_class: Any, config: Any) -> Any:
     """The class of transformers that an automatic class stands for."""
     found = auto_class._model_mapping[type(config)]  # noqa: SLF001 - the table that `from_pretrained` reads

@@ -37,7 +37,8 @@ _KINDS = {"full_attention", "sliding_attention", "reference_sliding_attention", 
     "dense",
     "sparse",
 }
-_BLOCK_SIZE = 4
+BLOCK_SIZE = 4
+"""Tokens of a block of the check's cache."""
 # Where each sequence is cut into steps. All are longer than `tiny_copy.WINDOW` and than a block.
 # The spans run in parallel: the second step holds one decode beside two further chunks, the later ones are decodes.
 _CUTS = ((0, 9, 10, 11, 12), (0, 13, 18, 19, 20), (0, 30, 31, 32, 33))
@@ -167,20 +168,28 @@ def packed_logits(
     model: Any, kernel: Kernel, tokens: list[Tensor], lora_adapters: tuple[str, ...] = ("",) * len(_CUTS)
 ) -> Tensor:
     """[steps, sequences, vocabulary], the last logits of every step of every sequence, each with its LoRA adapter."""
-    blocks_each = -(-max(cuts[-1] for cuts in _CUTS) // _BLOCK_SIZE)
+    runner = PackedRunner(model, KVCache(blocks_of(tokens), BLOCK_SIZE), kernel)
+    return torch.stack([runner.run(works) for works in steps_of(tokens, lora_adapters)])
+
+
+def steps_of(tokens: list[Tensor], lora_adapters: tuple[str, ...] = ("",) * len(_CUTS)) -> list[list[Work]]:
+    """The works of every step of all sequences, each with its LoRA adapter."""
     # Shuffled: with blocks in order, code that ignored the block tables could be right by chance.
-    blocks = torch.randperm(len(tokens) * blocks_each, generator=torch.Generator().manual_seed(0)).tolist()
-    runner = PackedRunner(model, KVCache(len(blocks), _BLOCK_SIZE), kernel)
-    sequences = []
+    blocks = torch.randperm(blocks_of(tokens), generator=torch.Generator().manual_seed(0)).tolist()
+    sequences, each = [], len(blocks) // len(tokens)
     for index, row in enumerate(tokens):
         sequence = Sequence(0, Submit(index, tuple(row.tolist()), 1, lora_adapter=lora_adapters[index]), index)
-        sequence.blocks.extend(blocks[index * blocks_each : (index + 1) * blocks_each])
+        sequence.blocks.extend(blocks[index * each : (index + 1) * each])
         sequences.append(sequence)
-    logits = []
-    for spans in zip(*(pairwise(cuts) for cuts in _CUTS), strict=True):
-        works = [Work(s, start, end - start, samples=True) for s, (start, end) in zip(sequences, spans, strict=True)]
-        logits.append(runner.run(works))
-    return torch.stack(logits)
+    return [
+        [Work(s, start, end - start, samples=True) for s, (start, end) in zip(sequences, spans, strict=True)]
+        for spans in zip(*(pairwise(cuts) for cuts in _CUTS), strict=True)
+    ]
+
+
+def blocks_of(tokens: list[Tensor]) -> int:
+    """The blocks that the sequences of `steps_of` have."""
+    return len(tokens) * -(-max(cuts[-1] for cuts in _CUTS) // BLOCK_SIZE)
 
 
 def at_cuts(plain: list[Tensor]) -> Tensor:

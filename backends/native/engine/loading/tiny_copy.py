@@ -106,7 +106,7 @@ def shrunken_copy(
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
         small = type(model)(config).float().eval()
-        _widen(small)
+        widen(small)
     return small
 
 
@@ -234,7 +234,7 @@ def _shrink_linear_heads(config: Any) -> None:
         config.linear_num_value_heads = config.linear_num_key_heads * min(values // keys, 2)
 
 
-def _widen(model: Any) -> None:
+def widen(model: Any) -> None:
     """Draw random weights in place, wide enough that logits depend on the whole context."""
     for parameter in model.parameters():
         if parameter.dim() >= 2:

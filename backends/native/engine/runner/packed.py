@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import accumulate
 from typing import Any, Protocol
@@ -225,6 +226,21 @@ class PackedRunner:
         tokens, rows, metadata = self._sent(pack, works, extra)
         assert metadata.positions is not None
         return self._logits(tokens, rows, metadata, self._positions(metadata.positions, works), works)
+
+    def run_beside(self, pack: Pack, forward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Run layers that are not the model's over pages of its cache.
+
+        Args:
+            pack: the step.
+            forward: takes [tokens] ids and [tokens] positions, returns [tokens, width].
+
+        Returns:
+            [wanted rows, width].
+        """
+        tokens, rows, metadata = self._sent(pack, (), None)
+        assert metadata.positions is not None
+        with running(Forward(self.cache, metadata, self._kernel)):
+            return forward(tokens, metadata.positions)[rows]
 
     def _logits(
         self, tokens: Tensor, rows: Tensor, metadata: AttentionMetadata, positions: Tensor, works: Seq[Work] = ()

@@ -88,7 +88,7 @@ def sample(works: Seq[Work], logits: Tensor, keys: ExtraArrays | None = None) ->
     raw = (logits if len(last) == len(logits) else logits[index_tensor(last, logits.device)]).float()
 
     tokens = choose(rows, raw, keys) if rows else []
-    if len(works) == len(tokens) == len(logits):  # decode without drafts: no prompt to score
+    if len(sampling) == len(works) == len(tokens) == len(logits):  # decode without drafts: no prompt to score
         found = chosen_logprobs(rows, raw, tokens)
         return [Sample((token,), logprobs) for token, logprobs in zip(tokens, found, strict=True)]
     return _by_work(works, ends, logits, rows, raw, tokens)

@@ -62,6 +62,8 @@ class Scheduler:
     Attributes:
         pool: the blocks of the KV cache.
         swap: where preempted sequences keep what they have computed; None: nowhere.
+        looks_ahead: whether what is stored at a token depends on the next one, too (`mtp_drafts`): then the last of the
+            blocks that a prefix finds in the cache is computed again.
         running: sequences that hold blocks, in order.
         waiting: sequences that hold none, in order.
         preemptions: counted since the start.
@@ -101,6 +103,7 @@ class Scheduler:
             raise ValueError(f"a step of {step_tokens} tokens cannot give {max_sequences} sequences one each")
         self.pool = pool
         self.swap: SwapSpace | None = None
+        self.looks_ahead = False
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.preemptions = 0
@@ -266,7 +269,11 @@ class Scheduler:
             if self._unchunked == "prompt" and len(sequence.tokens) > budget:
                 break
             hits = self._cached_blocks(sequence)
-            if self._is_being_computed(sequence, len(hits)) or not self._fits(sequence, hits):
+            if self._is_being_computed(sequence, len(hits)):
+                break
+            if self.looks_ahead:
+                hits = hits[:-1]
+            if not self._fits(sequence, hits):
                 break
             self._admit(sequence, hits)
             del self.waiting[index]

@@ -4,16 +4,17 @@ Strategy: the noise of sampling is a function of (seed, position, token), so a d
 been drawn. A step runs a sequence's last token and its drafts together, chooses a token after each of them, and keeps
 the choices up to the first that differs from its draft: the text is that of single steps (`sampling.sampler`).
 
-Drafts come from the sequence's own text (`lookup`), from a smaller model (`engine.draft_model`), or from its grammar,
-where that leaves no choice (`sampling.grammar_drafts`). The latter are always right. One of the others is verified if
-it pays: each draft adds a row to the step, and one of the smaller model a forward pass of that; it pays if the chance
-that it is right is greater than what it costs, in tokens:
+Drafts come from the sequence's own text (`lookup`), from a source of drafts, which is a smaller model
+(`engine.draft_model`) or the model's own MTP layer (`engine.mtp_drafts`), or from its grammar, where that leaves no
+choice (`sampling.grammar_drafts`). The latter are always right. One of the others is verified if it pays: each draft
+adds a row to the step, and one of a source a forward pass of that; it pays if the chance that it is right is greater
+than what it costs, in tokens:
 
     chance > seconds of a draft * tokens of the step / seconds of the step.
 
 With one sequence a row costs little, since a decode step is bound by reading weights; with many sequences few drafts
 pay. Both sides are measured while serving: `StepCosts` and `Rate`. A sequence is given the drafts that are likelier
-right, those of its own text or those of the smaller model. Imports no torch.
+right, those of its own text or those of the source. Imports no torch.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Drafter:
         matched_rate: how often drafts of its text behind two and more tokens that match were right.
         realigned_rate: how often those behind a match of `REALIGNED` were.
         matched: the length of the last match in its text.
-        source_rate: how often those of the smaller model were.
-        from_source: whether its drafts are the smaller model's.
+        source_rate: how often those of the source were.
+        from_source: whether its drafts are the source's.
     """
 
     lookup: Lookup = field(default_factory=Lookup)
@@ -125,13 +126,17 @@ class StepCosts:
 
 
 class DraftSource(Protocol):
-    """What writes drafts besides a sequence's own text: `engine.draft_model.DraftModel`."""
+    """What writes drafts besides a sequence's own text: `draft_model.DraftModel` or `mtp_drafts.MtpDrafts`."""
 
     costs: StepCosts
     """Seconds of a pass, which writes one draft for each sequence."""
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         """Up to so many drafts for each sequence."""
+        ...
+
+    def follow(self, works: Seq[Work], chosen: Seq[Seq[int]]) -> None:
+        """Take note of a step: the works that were run, and the tokens that were chosen behind each."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -178,7 +183,7 @@ class Speculation:
     """Chooses the drafts of each step.
 
     Args:
-        source: a smaller model; None: there is none.
+        source: writes drafts, too; None: there is none.
 
     Attributes:
         drafts: works that verified drafts since the start.
@@ -219,7 +224,7 @@ class Speculation:
         sequence.drafts = tuple(own.tokens[: step.add(len(own.tokens), own.chance, self._costs.row)])
 
     def _ask(self, source: DraftSource, asked: Mapping[Sequence, _Drafts], step: _PlannedStep) -> None:
-        """Set the drafts by the smaller model; where that does not pay, those of the sequences' own texts."""
+        """Set the drafts by the source; where that does not pay, those of the sequences' own texts."""
         passing = source.costs.step(len(asked)) if source.costs.measured else _FIRST_PASS * step.seconds
         cost = self._costs.row + passing / len(asked)
         wanted = {}
@@ -232,6 +237,11 @@ class Speculation:
                 self._take(sequence, own, step)
         for sequence, drafts in (source.draft(wanted) if wanted else {}).items():
             sequence.drafts = tuple(drafts)
+
+    def follow(self, works: Seq[Work], chosen: Seq[Seq[int]]) -> None:
+        """Have the source take note of a step, before its works are committed; see `DraftSource`."""
+        if self.source is not None:
+            self.source.follow(works, chosen)
 
     def count(self, work: Work, accepted: int) -> None:
         """Learn from a work that was run, of whose drafts the first `accepted` were right."""
@@ -266,7 +276,7 @@ class Speculation:
             self.source.forget(sequence)
 
     def _chance_of_source(self, sequence: Sequence) -> float:
-        """The chance of each draft of the smaller model that it is right if those before it are."""
+        """The chance of each draft of the source that it is right if those before it are."""
         return self._drafter(sequence).source_rate.estimate(self._source_rate.estimate(_FIRST_CHANCE))
 
     def _retried_chance(self, sequence: Sequence) -> float:

@@ -34,6 +34,7 @@ def test_a_folder_is_itself_wherever_it_is_named_from() -> None:
     check_options({"kind": "native"})
     drafting = {"model": "here", "draft_model": "here"}
     assert prepare_options(drafting, print, fetch=True) == dict.fromkeys(drafting, str(WEIGHTS.resolve()))
+    assert prepare_options({"draft_model": "mtp"}, print, fetch=True) == {"draft_model": "mtp"}
     with pytest.raises(CheckpointError, match="nowhere"):
         check_options({"model": "here", "draft_model": "./nowhere"})
 

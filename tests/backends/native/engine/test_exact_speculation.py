@@ -104,6 +104,16 @@ def test_equal_by_lookup_in_mixed_batches_with_preemption_and_stop_tokens(family
         assert speculation.accepted
 
 
+def test_a_chunk_of_a_prompt_beside_drafts_samples_nothing() -> None:
+    # As many rows as works: two of one with a draft, one of another, none of a chunk before its prompt's end.
+    asked = [replace(one, prompt=prompt(26 + one.seq, one.seq), max_new_tokens=6) for one in requests(10, 6)]
+    answers = [
+        tiny(packed_runner("llama", 64), step_tokens=12, speculation=speculation).answers(asked, apart=1)
+        for speculation in (None, Always([5, 5, 5, 5, 5]))
+    ]
+    assert_same(answers[1], answers[0])
+
+
 def test_cancels_between_drafts_harm_nobody() -> None:
     asked = requests(8, 60)
     expected = ran("llama", asked, None)

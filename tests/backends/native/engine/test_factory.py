@@ -13,6 +13,7 @@ from backends.native.engine import factory, runners
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
 from backends.native.engine.kernels import jit
+from backends.native.engine.loading import execution_path
 from backends.native.engine.loading.weights import LoadedModel
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import PackedRunner
@@ -94,7 +95,7 @@ def test_a_model_that_fails_the_self_check_runs_per_sequence_with_a_warning(mode
 
 
 def test_the_path_can_be_chosen_without_a_check(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "why_not_packed", lambda *_, **__: pytest.fail("checked"))
+    monkeypatch.setattr(execution_path, "why_not_packed", lambda *_, **__: pytest.fail("checked"))
     assert made(models / "llama", kv_tokens=100, execution_path="packed")[1].execution_path == "packed"
     assert made(models / "llama", kv_tokens=100, execution_path="per_sequence")[1].execution_path == "per_sequence"
 

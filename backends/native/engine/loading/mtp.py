@@ -1,0 +1,140 @@
+"""A checkpoint's layer for multi-token prediction (MTP, arXiv 2412.19437).
+
+From the hidden state at a token and the next token it predicts the token after that.
+
+transformers has the layer's module and reads its weights (`MtpModel`); here it attends to pages. Its keys and values
+are one more layer of the model's own KV cache. They stand where the token whose hidden state they are made of stands.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+from backends.native.engine.attention.adapted import adapt_attention
+from backends.native.engine.attention.interface import NAME
+from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.devices import OUT_OF_MEMORY
+from backends.native.engine.errors import LoadError
+from backends.native.engine.formats.tensors import has_plain_weights
+from backends.native.engine.loading.self_check import BLOCK_SIZE, TOLERANCE, blocks_of, on_small_copy, prompts, steps_of
+from backends.native.engine.loading.tiny_copy import widen
+from backends.native.engine.loading.weights import LoadedModel
+from backends.native.engine.runner.pack import Pack, pack_of
+from backends.native.engine.runner.packed import PackedRunner
+from backends.native.engine.scheduling.sequence import Work
+
+
+class MtpLayer:
+    """The layer, to be run beside a model that runs packed.
+
+    Args:
+        module: of transformers; its attention is set to ours.
+        model: the model that it belongs to, whose embeddings and output layer it uses.
+    """
+
+    def __init__(self, module: Any, model: Any) -> None:
+        module.set_attn_implementation(NAME)
+        adapt_attention(module.layers)
+        for each in module.layers.modules():
+            if isinstance(getattr(each, "layer_idx", None), int):
+                each.layer_idx += model.config.get_text_config(decoder=True).num_hidden_layers
+        self._module = module
+        self._model = model
+
+    def run(self, runner: PackedRunner, pack: Pack, states: Tensor) -> Tensor:
+        """Predict behind the tokens of a pack, and store their keys and values.
+
+        Args:
+            runner: has the cache.
+            pack: positions in sequences, each with the token that follows it.
+            states: [tokens, hidden_size], the hidden state at each of the positions.
+
+        Returns:
+            [wanted rows, hidden_size], for `logits`. Each also stands for the hidden state at the next position.
+        """
+        return runner.run_beside(pack, lambda tokens, places: self._forward(tokens, places, states))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[rows, hidden_size] of `run` to [rows, vocabulary]."""
+        # The model's own, which may have been replaced since the layer was loaded.
+        logits: Tensor = self._model.get_output_embeddings()(states)
+        return logits
+
+    def _forward(self, tokens: Tensor, places: Tensor, states: Tensor) -> Tensor:
+        embeds = self._model.get_input_embeddings()(tokens.unsqueeze(0))
+        positions = (places + 1).unsqueeze(0)  # those of the tokens
+        found: Tensor = self._module.layers[0](
+            embeds,
+            states.unsqueeze(0),
+            position_embeddings=self._module.rotary_emb(embeds, position_ids=positions),
+            attention_mask=None,
+            position_ids=positions,
+            past_key_values=None,
+        )
+        return found[0]
+
+
+def load_mtp(loaded: LoadedModel, folder: str) -> MtpLayer:
+    """Load the layer that a checkpoint has beside those of its model, before layers of that are replaced.
+
+    Raises:
+        LoadError: it has none, or one that is not run here.
+    """
+    model, kind = loaded.model, loaded.config.model_type
+    layers = getattr(loaded.config, "num_mtp_layers", None) or 0
+    if layers != 1:
+        raise LoadError(f"draft_model = 'mtp' is for models with one layer for it; this {kind} has {layers}.")
+    if not has_plain_weights(Path(folder)):
+        raise LoadError(f"draft_model = 'mtp' is for plain weights; those of '{folder}' are quantized.")
+    why = on_small_copy(model, _why_small_copy_differs)
+    if why is not None:
+        raise LoadError(f"draft_model = 'mtp' cannot be had with this {kind}: {why}.")
+    # By these names transformers finds the weights; its own patterns are those of models of one size.
+    model._keys_to_ignore_on_load_unexpected = [rf"\.layers\.{loaded.config.num_hidden_layers}\."]  # noqa: SLF001
+    model.config.name_or_path = folder
+    try:
+        module = MtpModel.from_pretrained(model, device_map={"": model.device}).eval()
+    except OUT_OF_MEMORY as error:
+        raise LoadError(f"The MTP layer of '{folder}' does not fit into the memory of {model.device}.") from error
+    except Exception as error:  # transformers and safetensors raise many kinds, all with the file's fault in them
+        raise LoadError(f"The MTP layer of '{folder}' cannot be loaded: {error}") from error
+    return MtpLayer(module, model)
+
+
+def _why_small_copy_differs(small: Any) -> str | None:
+    """Run the layer of a small copy by transformers' own forward and packed; why they differ, or None if they agree."""
+    with torch.random.fork_rng(), torch.device(small.device):
+        torch.manual_seed(0)
+        module = MtpModel(small, 1).float().eval()
+        widen(module)
+        tokens = prompts(small.device)
+        states = [torch.randn(len(row), module.config.hidden_size) for row in tokens]
+    module.set_attn_implementation("eager")
+    steps = steps_of(tokens)
+    expected = torch.stack([torch.cat([_plain_logits(module, work, states) for work in works]) for works in steps])
+    runner, layer, found = PackedRunner(small, KVCache(blocks_of(tokens), BLOCK_SIZE)), MtpLayer(module, small), []
+    for works in steps:
+        parts = [states[work.sequence.arrival][work.start : work.start + work.count] for work in works]
+        found.append(layer.logits(layer.run(runner, pack_of(works, BLOCK_SIZE), torch.cat(parts))))
+    error, scale = float((torch.stack(found) - expected).abs().max()), float(expected.abs().max())
+    # `not <=` instead of `>`: NaN fails, too.
+    return f"its small copy predicts otherwise ({error:.1e} of {scale:.1e})" if not error <= TOLERANCE * scale else None
+
+
+def _plain_logits(module: Any, work: Work, states: list[Tensor]) -> Tensor:
+    """[1, vocabulary] by transformers' own forward over all tokens up to the end of `work`."""
+    end, device = work.start + work.count, states[0].device
+    logits: Tensor = module(
+        input_ids=torch.tensor([work.sequence.tokens[:end]], device=device),
+        last_hidden_states=states[work.sequence.arrival][:end].unsqueeze(0),
+        attention_mask=torch.ones(1, end, dtype=torch.int64, device=device),
+        position_ids=torch.arange(1, end + 1, device=device).unsqueeze(0),
+        mtp_cache=MtpCache(config=module.config),
+    )[1]
+    return logits[0]
