@@ -10,6 +10,7 @@ PEERS := .peers
 TOOLS := .venv-tools
 OTHER := .venv-other
 FORMATS := .venv-formats
+COMPILED := build/compiled
 NODE := tests/clients/node
 KERNELS := backends/native/engine/kernels/src/*
 # Python compiles what is imported, once; pip would compile all of it, which takes a minute or more for each environment.
@@ -34,7 +35,7 @@ MINUTES ?= 60
 SECONDS ?= 60
 FUZZ ?= bodies events frames heads images configurations forms
 
-.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python test-oldest test-formats test-documents check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
+.PHONY: help serve lint test coverage test-accelerator test-ray test-image test-python test-oldest test-formats test-compiled test-documents wheel check format audit sbom lock docs soak fuzz screenshots bench bench-engine bench-gpu bench-batches bench-experiments bench-fleet bench-peers bench-rivals clean
 help:  ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
@@ -114,6 +115,22 @@ test-oldest: $(TOOLS)/.installed  ## the fast tests, and the engine's, with the 
 	$(OTHER)/bin/pip $(PIP) --constraint $(OTHER)/engine.txt --editable '.[engine,check,check-engine]'
 	$(TEST_ENV) $(OTHER)/bin/pytest -q -n 2 --dist loadfile -m "torch and not slow" tests/backends/native
 
+# What an earlier wheel was made of would be in this one, too.
+wheel: $(VENV)/.installed  ## a wheel for this Python and platform in dist/, its fast path compiled (two minutes; needs a C compiler)
+	rm -rf build/lib.*
+	INTERLINGUA_COMPILE=1 $(VENV)/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+
+.PHONY: compiled
+compiled: wheel
+	rm -rf $(COMPILED)
+	$(VENV)/bin/pip $(PIP) --no-deps --no-index --find-links dist --target $(COMPILED) interlingua
+
+# Not from the working directory: its modules are the same in Python.
+test-compiled: compiled $(VENV)/.checked  ## the tests of the gateway, adapters and remotes on compiled modules (ten minutes)
+	$(TEST_ENV) PYTHONSAFEPATH=1 PYTHONPATH=$(abspath $(COMPILED)):$(CURDIR) INTERLINGUA_COMPILED=1 $(VENV)/bin/pytest -q -n 2 \
+		-o 'pythonpath=$(COMPILED) .' -m "not torch" tests/test_compiled.py tests/adapters tests/application \
+		tests/backends/remote tests/backends/transport tests/faults tests/gateway
+
 test-documents: models $(VENV)/.checked  ## every command of the documents, and every server that they start (two minutes)
 	$(TEST_ENV) INTERLINGUA_WIDE=1 $(VENV)/bin/pytest -q -n 2 tests/shell tests/test_shell_blocks.py tests/test_documents.py
 
@@ -152,9 +169,10 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.limits --seconds 119
 	$(VENV)/bin/python -m benchmarks.answer_cache
 
-bench-peers: $(VENV)/.installed  ## the gateway beside other gateways, installed first (nginx: the system's), in front of one upstream
+# PLAIN=1: the gateway as an editable installation runs it, in Python alone.
+bench-peers: $(if $(PLAIN),$(VENV)/.installed,compiled)  ## the gateway as `make wheel` builds it beside others, installed first (nginx: the system's), in front of one upstream
 	-$(MAKE) --keep-going $(PEERS)/routers/.installed $(PEERS)/litellm/.installed
-	$(VENV)/bin/python -m benchmarks.peers --bin $(PEERS)/routers/bin $(PEERS)/litellm/bin
+	PYTHONPATH=$(if $(PLAIN),,$(abspath $(COMPILED))) $(VENV)/bin/python -m benchmarks.peers --bin $(PEERS)/routers/bin $(PEERS)/litellm/bin
 
 bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (three quarters of an hour)
 	$(VENV)/bin/python -m benchmarks.experiments

@@ -163,7 +163,8 @@ def server(text: str = CONFIG, log_file: Path | None = None) -> Iterator[tuple[i
                 [sys.executable, "-m", "gateway.cli", "serve", "--config", str(config), "--port", str(port)],
                 stdout=log,
                 stderr=log,
-                env=os.environ | {"BENCH_KEY": KEY},
+                # Not from the working directory where PYTHONPATH names an installation (`make bench-peers`).
+                env=os.environ | {"BENCH_KEY": KEY, "PYTHONSAFEPATH": "1"},
             )
         try:
             _wait(port)

@@ -27,11 +27,12 @@ from typing import Any, NamedTuple
 
 import httpx
 
+import gateway
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, ServedEntity
 from gateway.observability import logging
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(gateway.__file__).parent.parent  # of what runs, which may be installed elsewhere
 PACKAGES = tuple(f"{ROOT / package}/" for package in ("schemas", "adapters", "backends", "gateway"))
 BACKENDS: dict[str, dict[str, Any]] = {
     "native": {"kind": "native", "engine": "inprocess", "threads": 1, "heartbeat": 60.0},

@@ -78,6 +78,7 @@ class RemoteExchange:
         self._request = request
         self._begun = begun
         self._stream: DirectStream | None = None
+        self._take: Take | None = None
 
     def send(self, observer: Observer, take: Take) -> None:
         """Send the request."""
@@ -123,8 +124,8 @@ class RemoteExchange:
         if not begun.connection.settled:
             return
         begun.stop()
-        take = self._take
-        del self._take  # which has this exchange: no circle is left to the garbage collector
+        take, self._take = self._take, None  # which has this exchange: no circle is left to the garbage collector
+        assert take is not None
         body = begun.whole(_JSON)
         try:
             answer = None if body is None else asking.relay.relayed_whole(body)

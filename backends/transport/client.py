@@ -11,7 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from adapters.base import Headers, Outbound, Reply
 from backends.transport.begun import BegunExchange, begun
@@ -190,7 +190,8 @@ class Transport:
     async def _connect(self, make: Callable[[], Connection]) -> None:
         try:
             async with asyncio.timeout(self._connect_timeout):
-                await asyncio.get_running_loop().create_connection(make, self._host, self._port, ssl=self._tls)
+                protocols = cast(Callable[[], asyncio.Protocol], make)
+                await asyncio.get_running_loop().create_connection(protocols, self._host, self._port, ssl=self._tls)
         # The causes are for the log: they hold addresses, which are not for clients.
         # Before `OSError`, of which `TimeoutError` is a subclass.
         except TimeoutError as error:

@@ -29,8 +29,8 @@ from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, Fa
 RawHeaders = list[tuple[bytes, bytes]]
 
 
-class Connection(asyncio.Protocol):
-    """A connection, which its pool lends to one exchange after another.
+class Connection:
+    """A connection, which its pool lends to one exchange after another. An `asyncio.Protocol` by its methods.
 
     `status` and `headers` are those of the response being read. `time` is the event loop's clock, `idle_since` when the
     pool got the connection back. `take` gets the bytes of this response's body for which `read` waits: it returns the
@@ -45,18 +45,14 @@ class Connection(asyncio.Protocol):
     """
 
     def __init__(
-        self,
-        limits: TransportLimits,
-        on_idle: Callable[[Connection], None],
-        on_closed: Callable[[Connection], None],
+        self, limits: TransportLimits, on_idle: Callable[[Connection], None], on_closed: Callable[[Connection], None]
     ) -> None:
         self._limits, self._on_idle, self._on_closed = limits, on_idle, on_closed
         self._loop = asyncio.get_running_loop()
         self.time = self._loop.time
         # One parser reads all responses of the connection, so it also sees bytes that come after a complete response.
         self._parser = httptools.HttpResponseParser(self)
-        self._socket: asyncio.Transport | None = None
-        self._outbox: Outbox | None = None
+        self._socket, self._outbox = cast(asyncio.Transport | None, None), cast(Outbox | None, None)
         # One exchange at a time and one reader per exchange: a single future is enough to wake whoever waits.
         self._waiter: asyncio.Future[None] | None = None
         self.deadline = Deadline(self._loop, self._on_deadline)
@@ -142,7 +138,6 @@ class Connection(asyncio.Protocol):
         Raises:
             schemas.errors.BackendError: they will not arrive, or not by `deadline` (of the event loop's clock).
         """
-        # A loop, because every packet wakes the waiter, whether or not it completes the head.
         while not self._head_complete:
             if self._failure is not None:
                 raise self._failure
@@ -211,7 +206,7 @@ class Connection(asyncio.Protocol):
             return
         self._chunks.clear()
         self.take = self.relay = self.listener = None
-        # Until the timer fires, the connection stays lent and keeps its slot in the pool.
+        # Until then the connection stays lent and keeps its slot in the pool.
         self._linger_timer = self._loop.call_later(self._limits.linger, self.abort)
         # A paused socket would never deliver the last chunk.
         self._resume()
@@ -249,7 +244,7 @@ class Connection(asyncio.Protocol):
                 self._linger_timer.cancel()
                 self._linger_timer = None
                 self.release()
-        # Checked after the data was kept, so the buffer exceeds its bound by one read of the socket at most.
+        # After the data was kept, so the buffer exceeds its bound by one read at most.
         elif self._buffered > self._limits.buffered and not self._paused and self._socket is not None:
             self._paused = True
             self._socket.pause_reading()
@@ -281,6 +276,11 @@ class Connection(asyncio.Protocol):
             self.listener()
         else:
             self._notify()
+
+    def eof_received(self) -> None:
+        """Nothing: the transport closes the connection."""
+
+    pause_writing = resume_writing = eof_received  # nothing: a request is written as a whole
 
     def _taken(self, take: Callable[[bytes], float | None]) -> bool:
         """Offer what has come of the body, if all that came before was read and more will come."""

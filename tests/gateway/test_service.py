@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ async def test_what_fails_to_close_keeps_nothing_else_open(monkeypatch: pytest.M
     served = service(backend)
     monkeypatch.setattr(backend, "aclose", fail)
     monkeypatch.setattr(served.stores, "close", lambda: closed.append("stores"))
-    monkeypatch.setattr(served.metrics, "close", lambda: closed.append("metrics"))
+    monkeypatch.setattr(served, "metrics", SimpleNamespace(close=lambda: closed.append("metrics")))
     with pytest.raises(OSError, match="cannot be closed"):
         await served.aclose()
     assert closed == ["stores", "metrics"]

@@ -114,7 +114,8 @@ class StreamedRequest(DirectRequest):
 
     def _close(self) -> None:
         super()._close()
-        del self._exchange  # which has this sink: no circle is left to the garbage collector
+        # Nothing is asked of it any more, and it has this sink: no circle is left to the garbage collector.
+        self._exchange = None  # type: ignore[assignment]
 
     def _end_with(self, failure: GatewayError) -> None:
         is_cut = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
+from adapters import openai
 from adapters.base import Call, Route
 from adapters.openai.server import OpenAIServer
 from backends.scripted import ScriptedBackend
@@ -142,13 +144,13 @@ async def test_keys_get_each_others_answers_only_if_they_are_shared(tmp_path: Pa
 @pytest.mark.slow
 async def test_a_repeated_request_is_decoded_twice_and_never_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
-    decode = OpenAIServer.decode
 
-    def count(self: OpenAIServer, route: Route, body: bytes, call: Call) -> Any:
-        decoded.append(body)
-        return decode(self, route, body, call)
+    class Counting(OpenAIServer):
+        def decode(self, route: Route, body: bytes, call: Call) -> Any:
+            decoded.append(body)
+            return super().decode(route, body, call)
 
-    monkeypatch.setattr(OpenAIServer, "decode", count)
+    monkeypatch.setattr(openai, "ADAPTER", dataclasses.replace(openai.ADAPTER, server=Counting))
     chat, body = "/v1/chat/completions", {"model": "chat", "messages": MESSAGES} | GREEDY
     async with serving() as (client, _):
         for _ in range(5):

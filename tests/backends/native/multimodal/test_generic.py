@@ -121,7 +121,9 @@ def test_unsupported_models_are_rejected_at_load(save: Callable[[Path], Path], w
 def test_a_model_on_the_per_sequence_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejected if the engine chose the path, served as a text model if the options did."""
     options = {"model": str(families.save_llava_next(tmp_path)), "threads": 1, "dtype": "float32"}
-    monkeypatch.setattr("backends.native.engine.factory.why_not_packed", lambda *_, **__: "of its layers")
+    monkeypatch.setattr(
+        "backends.native.engine.loading.execution_path.why_not_packed", lambda *_, **__: "of its layers"
+    )
     with pytest.raises(LoadError, match=r"rightly here: it takes the per-sequence execution path.* text_only = true"):
         load_engine(EngineOptions(**options), lambda _: None)
     for option in ({"text_only": True}, {"execution_path": "per_sequence"}):

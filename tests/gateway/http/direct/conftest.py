@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.http.direct.request import DirectRequest
+from gateway.http.direct import lane
 from gateway.http.request import RequestHandler
 from tests.gateway.http.direct.gateways import gateway
+from tests.gateway.serving import override
 
 
 @pytest.fixture(autouse=True)
@@ -23,18 +24,14 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 def tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How each request was begun, and those that went on in a task."""
     ways: list[str] = []
-    send, hand_over, run = DirectRequest.send, DirectRequest.hand_over, RequestHandler.run
+    run = RequestHandler.run
 
-    def noted(way: str, method: Any) -> Any:
-        def call(*given: Any) -> Any:
-            ways.append(way)
-            return method(*given)
+    def noted(way: str) -> Any:
+        return lambda method, *given: (ways.append(way), method(*given))[1]
 
-        return call
-
-    monkeypatch.setattr(DirectRequest, "send", noted("direct", send))
-    monkeypatch.setattr(DirectRequest, "hand_over", noted("handed over", hand_over))
-    monkeypatch.setattr(RequestHandler, "run", noted("task", run))
+    for name in ("DirectRequest", "StreamedRequest"):
+        override(monkeypatch, lane, name, send=noted("direct"), hand_over=noted("handed over"))
+    monkeypatch.setattr(RequestHandler, "run", lambda *given: noted("task")(run, *given))
     return ways
 
 

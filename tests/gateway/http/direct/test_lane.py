@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +15,13 @@ from structlog.testing import capture_logs
 
 from gateway.access import keys as keys_module
 from gateway.config import EndpointLimit
+from gateway.http.direct import lane
 from gateway.http.direct.request import DirectRequest
 from gateway.http.entrance import Entrance
-from gateway.observability.request_log import RequestLog
-from gateway.server.direct_way import DirectWay
+from gateway.server import client_connection
 from tests.faults.upstream import Close, Hang, Reset, Step, Wait, response
 from tests.gateway.http.direct.gateways import ANSWER, CHAT, WHOLE, Gateway, gateway, warm
+from tests.gateway.serving import override
 
 CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
@@ -165,9 +167,13 @@ async def sent(there: Gateway, takes: list[str], *parts: bytes) -> tuple[asyncio
     return reader, writer
 
 
+def noted_hold(tasks: list[str], takes: Any, *given: Any) -> Any:
+    tasks.append("held")
+    return takes(*given)
+
+
 async def test_a_head_is_held_back_for_its_body(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
-    takes = DirectWay.takes
-    monkeypatch.setattr(DirectWay, "takes", lambda *given: (tasks.append("held"), takes(*given))[1])
+    override(monkeypatch, client_connection, "DirectWay", takes=lambda *given: noted_hold(tasks, *given))
     async with gateway() as there:
         reader, writer = await sent(there, tasks, json.dumps(CHAT).encode())
         assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
@@ -179,8 +185,7 @@ async def test_a_head_is_held_back_for_its_body(monkeypatch: pytest.MonkeyPatch,
 async def test_a_head_whose_body_is_late_begins_a_task(
     leaves: bool, monkeypatch: pytest.MonkeyPatch, tasks: list[str]
 ) -> None:
-    takes = DirectWay.takes
-    monkeypatch.setattr(DirectWay, "takes", lambda *given: (tasks.append("held"), takes(*given))[1])
+    override(monkeypatch, client_connection, "DirectWay", takes=lambda *given: noted_hold(tasks, *given))
     async with gateway() as there:
         with capture_logs() as logs:
             reader, writer = await sent(there, tasks)
@@ -235,8 +240,12 @@ async def test_a_server_that_stops_answers_what_is_on_its_way(
     monkeypatch: pytest.MonkeyPatch, tasks: list[str]
 ) -> None:
     connections: list[Any] = []
-    send = DirectRequest.send
-    monkeypatch.setattr(DirectRequest, "send", lambda *given: (connections.append(given[1]), send(*given))[1])
+
+    def send(own: Any, request: DirectRequest, client: Any) -> None:
+        connections.append(client)
+        own(request, client)
+
+    override(monkeypatch, lane, "DirectRequest", send=send)
     async with gateway() as there:
         event = asyncio.Event()
         reader, writer = await hung(there, Wait(event), response(WHOLE))
@@ -257,7 +266,7 @@ async def test_an_answer_that_cannot_be_recorded_is_an_error(monkeypatch: pytest
     async with gateway() as there:
         await warm(there)
         with monkeypatch.context() as patch:
-            patch.setattr(RequestLog, "add", fail)
+            patch.setattr(there.app.state.service, "requests", SimpleNamespace(add=fail))
             answer = await there.client.post("/v1/chat/completions", json=CHAT)
         assert answer.status_code == 500
         assert "no space" not in answer.text
@@ -279,17 +288,16 @@ async def test_limits_are_counted_once(monkeypatch: pytest.MonkeyPatch, tasks: l
 
 
 async def test_what_goes_on_in_a_task_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    hand_over = DirectRequest.hand_over
     async with gateway() as there:
         service = there.app.state.service
         others = service.limits.max_concurrent_requests
 
-        def fill_up(request: DirectRequest) -> Any:
+        def fill_up(hand_over: Any, request: DirectRequest) -> Any:
             service.running += others  # which come before the task begins
             return hand_over(request)
 
         await warm(there)
-        monkeypatch.setattr(DirectRequest, "hand_over", fill_up)
+        override(monkeypatch, lane, "DirectRequest", hand_over=fill_up)
         there.steps[:] = [PLAYS["500"]]
         answer = await there.client.post("/v1/chat/completions", json=CHAT)
         service.running -= others

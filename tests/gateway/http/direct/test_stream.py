@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from backends.transport import pool
 from backends.transport.connection import Connection
+from gateway.http.direct import lane
 from gateway.http.direct.stream import StreamedRequest
-from gateway.observability.request_log import RequestLog
+from gateway.server import client_connection
 from gateway.server.direct_way import DirectWay
 from tests.faults.upstream import END, STREAM, Close, Hang, Reset, Step, Wait, chunk, response
 from tests.gateway.http.direct.gateways import CHAT, WHOLE, Gateway, gateway, warm
+from tests.gateway.serving import override
 
 ASKED = CHAT | {"stream": True}
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -180,8 +184,12 @@ async def streaming(there: Gateway, *steps: Step) -> tuple[asyncio.StreamReader,
 
 async def test_runs_pass_the_parsers_by(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
     relayed: list[bytes] = []
-    relay = StreamedRequest.relay
-    monkeypatch.setattr(StreamedRequest, "relay", lambda *given: (relayed.append(given[1]), relay(*given))[1])
+
+    def relay(own: Any, request: StreamedRequest, data: bytes, texts: int) -> None:
+        relayed.append(data)
+        own(request, data, texts)
+
+    override(monkeypatch, lane, "StreamedRequest", relay=relay)
     events = [asyncio.Event() for _ in WORDS[2:]]
     waits = [step for event, word in zip(events, WORDS[2:], strict=True) for step in (Wait(event), chunk(word))]
     async with gateway() as there:
@@ -230,8 +238,12 @@ async def test_a_server_that_stops_waits_for_a_stream_and_then_cancels_it(
     late: bool, monkeypatch: pytest.MonkeyPatch, tasks: list[str]
 ) -> None:
     ways: list[DirectWay] = []
-    opened = DirectWay.open
-    monkeypatch.setattr(DirectWay, "open", lambda *given: (ways.append(given[0]), opened(*given))[1])
+
+    def opened(own: Any, way: DirectWay, *given: Any) -> Any:
+        ways.append(way)
+        return own(way, *given)
+
+    override(monkeypatch, client_connection, "DirectWay", open=opened)
     async with gateway() as there:
         event = asyncio.Event()
         with capture_logs() as logs:
@@ -260,21 +272,19 @@ async def test_a_server_that_stops_waits_for_a_stream_and_then_cancels_it(
 async def test_a_slow_client_gets_all_of_a_stream(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
     paused: list[str] = []
     for name in ("pause", "resume"):
-        method = getattr(StreamedRequest, name)
 
-        def noted(request: StreamedRequest, name: str = name, method: Any = method) -> None:
+        def noted(method: Any, request: StreamedRequest, name: str = name) -> None:
             paused.append(name)
             method(request)
 
-        monkeypatch.setattr(StreamedRequest, name, noted)
+        override(monkeypatch, lane, "StreamedRequest", **{name: noted})
     buffered: list[int] = []
-    heard = Connection.data_received
 
-    def received(connection: Connection, data: bytes) -> None:
+    def received(heard: Any, connection: Connection, data: bytes) -> None:
         heard(connection, data)
         buffered.append(connection._buffered)
 
-    monkeypatch.setattr(Connection, "data_received", received)
+    override(monkeypatch, pool, "Connection", data_received=received)
     words = texts(*(f"{number:06d}" * 200 for number in range(20_000)))
     async with gateway(timeouts={"idle": 5}) as there:
         reader, writer = await streaming(there, *map(chunk, words), b"".join(map(chunk, ENDING)) + END)
@@ -305,7 +315,7 @@ async def test_a_stream_that_cannot_be_recorded_has_no_clean_end(
     async with gateway() as there:
         await warm(there)
         with monkeypatch.context() as patch:
-            patch.setattr(RequestLog, "add", fail)
+            patch.setattr(there.app.state.service, "requests", SimpleNamespace(add=fail))
             there.steps[:] = [STEPS]
             answer = await there.client.post("/v1/chat/completions", json=ASKED)
         assert answer.status_code == 500 or b'"error"' in answer.content
