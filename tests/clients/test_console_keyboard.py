@@ -45,8 +45,8 @@ class Keyboard:
 
     def to(self, name: str) -> None:
         """Press Tab until what has this name has the focus."""
-        passed = []
-        for _ in range(self.page.run(f"{_CONTROLS}.length") + 20):  # the log of requests may be long
+        passed: list[object] = []
+        while len(passed) < self.page.run(f"{_CONTROLS}.length") + 20:  # the log of requests may be long, and grows
             self.page.press("Tab")
             found = self.page.run(_FOCUS)
             if found is not None and found[0] == name:
