@@ -47,6 +47,7 @@ COMPILED = [
     "backends/transport/client.py",
     "backends/transport/connection.py",
     "backends/transport/deadline.py",
+    "backends/transport/outbox.py",
     "backends/transport/pool.py",
     "backends/transport/waiting_line.py",
     "gateway/access/keys.py",

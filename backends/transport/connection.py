@@ -47,12 +47,14 @@ class Connection:
     def __init__(
         self, limits: TransportLimits, on_idle: Callable[[Connection], None], on_closed: Callable[[Connection], None]
     ) -> None:
-        self._limits, self._on_idle, self._on_closed = limits, on_idle, on_closed
+        self._limits = limits
+        self._on_idle = on_idle
+        self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self.time = self._loop.time
         # One parser reads all responses of the connection, so it also sees bytes that come after a complete response.
         self._parser = httptools.HttpResponseParser(self)
-        self._socket, self._outbox = cast(asyncio.Transport | None, None), cast(Outbox | None, None)
+        self._outbox: Outbox | None = None  # there as long as the socket
         # One exchange at a time and one reader per exchange: a single future is enough to wake whoever waits.
         self._waiter: asyncio.Future[None] | None = None
         self.deadline = Deadline(self._loop, self._on_deadline)
@@ -83,7 +85,7 @@ class Connection:
     @property
     def open(self) -> bool:
         """Whether the socket is open, as far as is known."""
-        return self._socket is not None and not self._socket.is_closing()
+        return self._outbox is not None and not self._outbox.transport.is_closing()
 
     @property
     def stale(self) -> bool:
@@ -138,6 +140,7 @@ class Connection:
         Raises:
             schemas.errors.BackendError: they will not arrive, or not by `deadline` (of the event loop's clock).
         """
+        # A loop, because every packet wakes the waiter, whether or not it completes the head.
         while not self._head_complete:
             if self._failure is not None:
                 raise self._failure
@@ -206,24 +209,22 @@ class Connection:
             return
         self._chunks.clear()
         self.take = self.relay = self.listener = None
-        # Until then the connection stays lent and keeps its slot in the pool.
+        # Until the timer fires, the connection stays lent and keeps its slot in the pool.
         self._linger_timer = self._loop.call_later(self._limits.linger, self.abort)
         # A paused socket would never deliver the last chunk.
         self._resume()
 
     def abort(self) -> None:
         """Close the socket at once."""
-        if self._socket is not None:
-            # `connection_lost` follows in a later turn of the loop. Until then `open` is false and the slot is still
-            # taken.
-            self._socket.abort()
+        if self._outbox is not None:
+            # `connection_lost` follows in a later turn of the loop. Until then `open` is false and the slot is taken.
+            self._outbox.transport.abort()
 
     # --- asyncio.Protocol -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the socket."""
-        self._socket = cast(asyncio.Transport, transport)
-        self._outbox = Outbox(self._socket, self._loop)
+        self._outbox = Outbox(cast(asyncio.Transport, transport), self._loop)
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of the response, and wake whoever waits for them."""
@@ -244,10 +245,10 @@ class Connection:
                 self._linger_timer.cancel()
                 self._linger_timer = None
                 self.release()
-        # After the data was kept, so the buffer exceeds its bound by one read at most.
-        elif self._buffered > self._limits.buffered and not self._paused and self._socket is not None:
+        # Checked after the data was kept, so the buffer exceeds its bound by one read of the socket at most.
+        elif self._buffered > self._limits.buffered and not self._paused and self._outbox is not None:
             self._paused = True
-            self._socket.pause_reading()
+            self._outbox.transport.pause_reading()
         if self.listener is not None:
             # RFC 9112, section 7.1: behind a chunk's CRLF comes a line, whose end the parser tells.
             self._at_chunk = self._at_chunk and data.endswith(b"\r\n")
@@ -270,7 +271,7 @@ class Connection:
             self._failure = truncated if self._head_complete else _reset_by_peer()
             self._failure.__cause__ = exc  # TLS 1.3: a server refuses a client's certificate only after the handshake
         # Cleared before the pool is called, so that the pool and the waiter see a closed connection.
-        self._socket = self._outbox = None
+        self._outbox = None
         self._on_closed(self)
         if self.listener is not None:
             self.listener()
@@ -354,12 +355,11 @@ class Connection:
     # --- internals --------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        if self._paused and self._socket is not None:
+        if self._paused and self._outbox is not None:
             self._paused = False
-            self._socket.resume_reading()
+            self._outbox.transport.resume_reading()
 
     def _unsent(self) -> bool:
-        # Bytes that the kernel holds count as sent.
         return self._outbox is not None and self._outbox.unsent > 0
 
     def _has_framing(self) -> bool:

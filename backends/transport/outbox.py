@@ -48,7 +48,10 @@ class Outboxes:
         """Have all send what they hold."""
         waiting, self.waiting = self.waiting, []
         for outbox in waiting:
-            outbox.flush()
+            try:
+                outbox.flush()
+            except Exception as error:  # of one socket; what the others hold is to leave
+                self._loop.call_exception_handler({"message": "a socket was not written to", "exception": error})
 
 
 _OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, Outboxes] = WeakKeyDictionary()
@@ -62,13 +65,14 @@ class Outbox:
         loop: its event loop.
 
     Attributes:
+        transport: the socket's.
         written: how many bytes it has got in all.
     """
 
-    __slots__ = ("_held", "_outboxes", "_transport", "written")
+    __slots__ = ("_held", "_outboxes", "transport", "written")
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
+        self.transport = transport
         self._outboxes = Outboxes.of(loop)
         self._held = b""
         self.written = 0
@@ -76,18 +80,18 @@ class Outbox:
     @property
     def unsent(self) -> int:
         """Bytes that the kernel has not taken."""
-        return len(self._held) + self._transport.get_write_buffer_size()
+        return len(self._held) + self.transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:
         """Write bytes behind those before."""
         self.written += len(data)
         if not self._held:
-            self._held, all = data, self._outboxes
-            all.waiting.append(self)
-            if (count := len(all.waiting)) == 1:
-                all.send_soon()
+            self._held, outboxes = data, self._outboxes
+            outboxes.waiting.append(self)
+            if (count := len(outboxes.waiting)) == 1:
+                outboxes.send_soon()
             elif count >= _MOST_SOCKETS:
-                all.send()
+                outboxes.send()
         else:
             self._held += data
             if len(self._held) > _MOST_HELD:
@@ -97,5 +101,5 @@ class Outbox:
         """Send what is held, unless the socket was closed meanwhile."""
         if self._held:
             data, self._held = self._held, b""
-            if not self._transport.is_closing():
-                self._transport.write(data)
+            if not self.transport.is_closing():
+                self.transport.write(data)

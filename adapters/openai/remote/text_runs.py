@@ -111,6 +111,7 @@ class TextRuns:
 
 
 def _length(size: int) -> bytes:
+    """What such a chunk begins with; see `_LENGTHS`."""
     found = b"\n"
     for digits in range(1, 9):
         length = b"%x" % max(0, size - digits - len(b"\r\n\r\n"))

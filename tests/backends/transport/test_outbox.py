@@ -84,6 +84,18 @@ async def test_a_closed_socket_is_passed_by() -> None:
     assert (closed.written, socket.written) == ([], [b"y"])
 
 
+async def test_a_socket_that_fails_holds_nothing_of_the_others_up() -> None:
+    (failing, first), (socket, second) = opened(), opened()
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    first.write(b"x")
+    second.write(b"y")
+    failing.write = None  # type: ignore[assignment, method-assign]
+    await asyncio.sleep(0)
+    assert socket.written == [b"y"]
+    assert [type(context["exception"]) for context in reported] == [TypeError]
+
+
 def test_a_loop_that_ended_within_a_turn_holds_nothing_of_the_next_up() -> None:
     async def leave() -> None:
         opened()[1].write(b"lost")
