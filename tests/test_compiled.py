@@ -21,6 +21,9 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(scope="module")
 def setup() -> Iterator[Any]:
     """The module, which imports setuptools, and with it a `distutils` that other tests are not to find."""
+    if finder := getattr(sys.modules.get("_distutils_hack"), "DISTUTILS_FINDER", None):
+        # `find_spec("pip")`, which other tests call, makes it find the standard library's `distutils` from then on.
+        vars(finder).pop("spec_for_distutils", None)
     pytest.importorskip("setuptools", reason=missing("setuptools"))
     yield importlib.import_module("setup")
     for name in [name for name in sys.modules if name.split(".")[0] == "distutils"]:
