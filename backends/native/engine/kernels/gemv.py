@@ -16,15 +16,17 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from backends.native.engine.kernels.jit import Function, function, typed_function
 
 MAX_ROWS = 64
 """The most rows that the compiled code takes at once; MAX_ROWS of `src/gemm.h`."""
-# With more, oneDNN is as fast (measured), or faster where it has instructions for matrices of bfloat16.
-_MOST_ROWS = {torch.float32: MAX_ROWS, torch.bfloat16: 24}
+# With more rows of bfloat16, oneDNN is faster where it has instructions for matrices.
+_MOST_BESIDE_MATRICES = 24
 BLOCK = 64
 """Outputs that lie together; BLOCK of `src/gemm.h`."""
+_PADDED = 16  # words to whose multiple the inputs of a block are padded; PADDED of `src/gemm.h`
 _PER_WORD = {torch.float32: 1, torch.bfloat16: 2}  # inputs that lie together for one output; PER_WORD of `src/dot.h`
 
 
@@ -90,11 +92,13 @@ class SkinnyGemm:
 
 @cache
 def _most_rows(dtype: torch.dtype) -> int:
-    """With how many rows the compiled code is used."""
+    """With how many rows the compiled code is used: with more, oneDNN is as fast (measured)."""
+    if dtype == torch.float32:
+        return MAX_ROWS
+    if _has_matrix_products():
+        return _MOST_BESIDE_MATRICES
     in_float32 = function("gemv", "multiplies_in_float32")
-    if dtype == torch.bfloat16 and in_float32 is not None and in_float32() and not _has_matrix_products():
-        return sys.maxsize
-    return _MOST_ROWS[dtype]
+    return sys.maxsize if in_float32 is not None and in_float32() else MAX_ROWS
 
 
 def _has_matrix_products() -> bool:
@@ -103,20 +107,25 @@ def _has_matrix_products() -> bool:
 
 
 def _is_blocked(weight: Tensor, packed: Tensor) -> bool:
-    """Whether `packed` has the order that `src/gemm.h` reads: [blocks, in_features / n, 64, n], without padding.
+    """Whether `packed` has the order that `src/gemm.h` reads: [blocks, padded in_features / n, 64, n].
 
     The first block, the middle one and the last are compared with the weight.
     """
     outputs, inputs = weight.shape
     per_word = _PER_WORD[weight.dtype]
+    padding = -inputs % (_PADDED * per_word)
+    size = outputs * (inputs + padding) * weight.itemsize
+    # Another size means another padding; the address must lie on a cache line.
     address = torch.ops.mkldnn.data_ptr(packed)
-    # Equal sizes mean that oneDNN added no padding; the address must lie on a cache line.
-    fits = torch.ops.mkldnn._nbytes(packed) == weight.nbytes and not address % BLOCK  # noqa: SLF001
+    fits = torch.ops.mkldnn._nbytes(packed) == size and not address % BLOCK  # noqa: SLF001
     if outputs % BLOCK or inputs % per_word or not fits:
         return False
     # oneDNN's tensors are opaque to torch: the only way to look at the bytes is by their address. No copy is made.
-    memory = (ctypes.c_char * weight.nbytes).from_address(address)
+    memory = (ctypes.c_char * size).from_address(address)
     found = torch.frombuffer(memory, dtype=weight.dtype).view(outputs // BLOCK, -1, BLOCK, per_word)
-    expected = weight.reshape(outputs // BLOCK, BLOCK, -1, per_word).transpose(1, 2)
     # Three blocks are enough to recognize an order; comparing all would read every weight once more at load.
-    return all(torch.equal(found[block], expected[block]) for block in (0, len(found) // 2, -1))
+    for block in (0, len(found) // 2, len(found) - 1):
+        own = functional.pad(weight[block * BLOCK : (block + 1) * BLOCK], (0, padding))
+        if not torch.equal(found[block], own.view(BLOCK, -1, per_word).transpose(0, 1)):
+            return False
+    return True

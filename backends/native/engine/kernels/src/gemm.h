@@ -1,4 +1,5 @@
-// Skinny GEMM: few rows by a weight in oneDNN's blocked order, [outputs / 64, inputs / PER_WORD, 64] words.
+// Skinny GEMM: few rows by a weight in oneDNN's blocked order, [outputs / 64, inputs / PER_WORD, 64] words. The inputs
+// of a block are padded to a multiple of 16 words, which are not read.
 //
 // Strategy: the weight is read once, in order, 64 outputs at a time; that stream bounds a decode step. The sums of up
 // to six rows for 64 outputs fill 24 of the 32 registers of AVX-512; CPUs with less room for sums take as many outputs
@@ -18,6 +19,7 @@ namespace gemm {
 
 constexpr long BLOCK = 64;               // outputs that lie together
 constexpr long VECTORS = BLOCK / LANES;  // vectors of one block
+constexpr long PADDED = 16;              // words to whose multiple a block's inputs are padded
 constexpr long TILE = 6;                 // rows whose sums stay in registers
 constexpr long K_PIECE = 128;            // words of a weight's block between turns of tiles
 constexpr long LINE = sizeof(u32x16);    // bytes of a cache line
@@ -144,7 +146,7 @@ template <class Dot>
 void multiply(const void* input, const void* packed, const void* bias, const void* residual, void* output, long rows,
               long outputs, long inputs) {
   const bool in_float32 = Dot::PER_WORD > 1 && multiplies_in_float32(), widens = in_float32 && rows > TILE;
-  const long length = inputs / Dot::PER_WORD;
+  const long length = inputs / Dot::PER_WORD, padded = (length + PADDED - 1) / PADDED * PADDED;
   const long piece = widens ? WIDENED_PIECE : rows > TILE ? K_PIECE : length;
   // Every thread widens all rows, which takes less time than to wait for the others.
   static thread_local std::vector<float> widened;
@@ -156,7 +158,7 @@ void multiply(const void* input, const void* packed, const void* bias, const voi
   for (long first = 0; first < outputs; first += BLOCK) {
     f32x16 sums[MAX_ROWS * VECTORS];
     std::fill(sums, sums + rows * VECTORS, f32x16{});
-    const u32x16* weight = static_cast<const u32x16*>(packed) + first / BLOCK * length * VECTORS;
+    const u32x16* weight = static_cast<const u32x16*>(packed) + first / BLOCK * padded * VECTORS;
     for (long k = 0; k < length; k += piece) {
       const long count = std::min(piece, length - k);
       const u32x16 *now = weight + k * VECTORS, *ahead = now + (rows > TILE ? count * VECTORS : DISTANCE / LINE);

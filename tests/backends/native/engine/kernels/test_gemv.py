@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from backends.native.engine.kernels import jit
+from backends.native.engine.kernels import gemv, jit
 from backends.native.engine.kernels.gemv import SkinnyGemm
 from backends.native.engine.layers.packed_linear import PackedLinear
 
@@ -33,7 +35,9 @@ def of(weight: torch.Tensor, bias: torch.Tensor | None) -> SkinnyGemm:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (192, 128), (64, 1024), (256, 608)])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(64, 64), (192, 128), (64, 1024), (256, 608), (64, 6), (128, 72), (192, 1000)]
+)
 def test_products_equal_those_in_float64(
     dtype: torch.dtype, tolerance: float, bias: bool, outputs: int, inputs: int
 ) -> None:
@@ -55,7 +59,7 @@ def test_products_equal_those_in_float64(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_has_the_same_product_whatever_other_rows_there_are(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    product, rows = of(torch.randn(128, 608).to(dtype), None), torch.randn(130, 608).to(dtype)
+    product, rows = of(torch.randn(128, 600).to(dtype), None), torch.randn(130, 600).to(dtype)
     alone = torch.cat([product.multiply(row.unsqueeze(0)) for row in rows])
     counts = [count for count in (2, 6, 7, 13, 24, 64, 130) if product.takes(rows[:count])]
     assert 24 in counts
@@ -95,15 +99,43 @@ def test_rows_of_other_counts_widths_and_dtypes_are_not_taken(rows: torch.Tensor
     assert not of(torch.zeros(64, 64), None).takes(rows)
 
 
-@pytest.mark.parametrize("shape", [(40, 64), (64, 24), (63, 63)])
-def test_weights_that_are_not_blocked_are_left_to_onednn(shape: tuple[int, int]) -> None:
-    weight = torch.randn(shape)
+@pytest.mark.parametrize(("shape", "dtype"), [((40, 64), torch.float32), ((64, 63), torch.bfloat16)])
+def test_weights_that_are_not_blocked_are_left_to_onednn(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight = torch.randn(shape).to(dtype)
     assert SkinnyGemm.of(weight, packed(weight), None) is None
+
+
+@pytest.mark.parametrize("block", [0, 2, 4])
+@pytest.mark.parametrize("inputs", [64, 40])
+def test_a_packed_weight_with_other_numbers_is_refused(block: int, inputs: int) -> None:
+    weight = torch.randn(5 * 64, inputs)
+    other = weight.clone()
+    other[block * 64 + 63, -1] += 1
+    if SkinnyGemm.of(weight, packed(weight), None) is None:
+        pytest.skip("nothing was compiled, or oneDNN has another order here")
+    assert SkinnyGemm.of(weight, packed(other), None) is None
 
 
 def test_a_packed_weight_of_another_order_is_refused() -> None:
     weight = torch.randn(64, 64)
     assert SkinnyGemm.of(weight.T.contiguous(), packed(weight), None) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "matrices", "in_float32", "most"),
+    [
+        (torch.float32, True, 1, gemv.MAX_ROWS),
+        (torch.bfloat16, True, 1, 24),
+        (torch.bfloat16, False, 1, sys.maxsize),
+        (torch.bfloat16, False, 0, gemv.MAX_ROWS),
+    ],
+)
+def test_how_many_rows_pay_depends_on_the_cpu(
+    dtype: torch.dtype, matrices: bool, in_float32: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemv, "_has_matrix_products", lambda: matrices)
+    monkeypatch.setattr(gemv, "function", lambda *_: lambda: in_float32)
+    assert gemv._most_rows.__wrapped__(dtype) == most
 
 
 def test_without_a_compiler_onednn_is_called_alone(monkeypatch: pytest.MonkeyPatch) -> None:
