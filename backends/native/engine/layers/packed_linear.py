@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import PreTrainedModel
 
+from backends.native.engine.attention.interface import text_part
 from backends.native.engine.kernels.gemv import BLOCK, SkinnyGemm
 from backends.native.engine.layers.fusion import replace_modules
 
@@ -25,6 +27,9 @@ _ROWS = 32
 # A weight of fewer numbers than 2^16 is multiplied as fast unpacked (measured with one row). It is packed nevertheless:
 # packed, a row has the same sums whatever other rows it is multiplied with.
 _LEAST = 2**12
+# In bfloat16 smaller ones take half as long packed, from two rows on; in float32 longer. Towers for images multiply too
+# many rows for that, and their outputs would take more memory, padded.
+_LEAST_OF_TEXT = 2**9
 # Fewer rows than these are padded, since they take oneDNN longer: one row a seventh longer in bfloat16, a quarter
 # longer in float32 (measured).
 _FEWEST_ROWS = 4
@@ -92,21 +97,25 @@ class PackedLinear(nn.Module):
         return product[..., : self.out_features].contiguous()
 
 
-def pack_linears(model: Any, least: int = _LEAST) -> None:
+def pack_linears(model: Any, least: int | None = None) -> None:
     """Pack every plain linear layer of `model` that oneDNN can multiply here, in place.
 
     Args:
         model: the model.
-        least: the fewest numbers of a weight that is packed.
+        least: the fewest numbers of a weight that is packed; None: those from which it pays.
     """
+    text = set(text_part(model).modules()) if isinstance(model, PreTrainedModel) else frozenset()
     kinds = {type(module) for module in model.modules()}
     read = {kind: _layers_whose_weight_is_read(kind) for kind in kinds}
     kept = {getattr(module, name, None) for module in model.modules() for name in read[type(module)]}
 
     def pack(module: Any) -> PackedLinear | None:
         # `type is`, not `isinstance`: subclasses may multiply otherwise.
-        fits = type(module) is nn.Linear and module.weight.numel() >= least and _is_packable(module.weight)
-        return PackedLinear(module) if fits and module not in kept else None
+        if type(module) is not nn.Linear or module in kept:
+            return None
+        pays = _LEAST_OF_TEXT if module in text and module.weight.dtype == torch.bfloat16 else _LEAST
+        fits = module.weight.numel() >= (pays if least is None else least) and _is_packable(module.weight)
+        return PackedLinear(module) if fits else None
 
     replace_modules(model, pack)
 

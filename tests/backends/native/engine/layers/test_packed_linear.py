@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForImageTextToText
 
 from backends.native.engine.layers.packed_linear import PackedLinear, pack_linears
 from backends.native.engine.loading.self_check import why_not_packed
 from tests.backends.native.engine.test_equality_with_generate import assert_equal, requests
 from tests.backends.native.engine.tiny import FAMILIES, build, packed_runner, tiny
+from tests.backends.native.multimodal.tiny import save_llava
 
 pytestmark = [
     pytest.mark.torch,
@@ -55,6 +58,21 @@ def test_small_weights_are_left_alone() -> None:
     model = nn.ModuleDict({"small": nn.Linear(63, 64), "large": nn.Linear(64, 64)})
     pack_linears(model)
     assert [type(part) for part in model.values()] == [nn.Linear, PackedLinear]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_weights_of_a_text_model_are_packed_in_bfloat16_and_its_towers_are_left_alone(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN does not multiply bfloat16 here")
+    model = AutoModelForImageTextToText.from_pretrained(save_llava(tmp_path), dtype=dtype)
+    text, tower = model.model.language_model.layers[0].self_attn, model.model.vision_tower.encoder.layers[0].self_attn
+    assert text.k_proj.weight.numel() == 24 * 48
+    assert tower.k_proj.weight.numel() == 32 * 32
+    pack_linears(model)
+    assert type(text.k_proj) is (nn.Linear if dtype == torch.float32 else PackedLinear)
+    assert type(tower.k_proj) is nn.Linear
 
 
 class Around(nn.Module):
