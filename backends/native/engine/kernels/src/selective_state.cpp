@@ -50,8 +50,8 @@ struct Arrays {
 };
 
 // Up to 16 rows of a head, from `first` on. A row's state[size] becomes state * exp(step * decay) + step * input *
-// into, and its output the product with `out`, plus input * skip, times silu(gate).
-template <class Dtype>
+// into, and its output the product with `out`, plus input * skip, times silu(gate). `SIZE`: the size, or 0 for any.
+template <class Dtype, long SIZE, bool ALIKE>
 void update(const Arrays& of, const Sizes& size, long sequence, long head, long first) {
   const long left = size.width - first, row = (sequence * size.heads + head) * size.width + first;
   const auto shared = [&](const long* strides) { return head * strides[0] + first * strides[1]; };
@@ -69,19 +69,26 @@ void update(const Arrays& of, const Sizes& size, long sequence, long head, long 
   if (size.softplus) steps = round_to<Dtype>(softplus(steps));
   const f32x16 inputs = gather<Dtype>(of.inputs, place(size.inputs), size.inputs[2], left), scales = steps * inputs;
   const float* decay = of.decay + shared(size.decay);
+  const long count = SIZE ? SIZE : size.size, whole = count / LANES * LANES;
   f32x16 factors = {}, sums[LANES] = {};
-  if (size.alike) factors = vector_exp(steps * gather<Float32>(decay, 0, size.decay[1], left));
+  if (ALIKE) factors = vector_exp(steps * gather<Float32>(decay, 0, size.decay[1], left));
   for (long lane = 0; lane < std::min(LANES, left); lane++) {
-    float* state = of.state + (row + lane) * size.size;
-    f32x16 factor = f32x16{} + factors[lane], scale = f32x16{} + scales[lane];
-    for (long at = 0; at < size.size; at += LANES) {
-      const long rest = size.size - at;
+    float* state = of.state + (row + lane) * count;
+    const float* own = decay + lane * size.decay[1];
+    const f32x16 step = f32x16{} + steps[lane], scale = f32x16{} + scales[lane];
+    f32x16 factor = f32x16{} + factors[lane], sum = {};
+    // LANES numbers of the row's state, or the `rest` that remain: a constant where it is LANES, for loads in one
+    // piece.
+    const auto advance = [&](long at, long rest) __attribute__((always_inline)) {
       __builtin_prefetch(state + at + DISTANCE, 1, 2);
-      if (!size.alike) factor = vector_exp(load<Float32>(decay + lane * size.decay[1] + at, rest) * steps[lane]);
+      if (!ALIKE) factor = vector_exp(load<Float32>(own + at, rest) * step);
       const f32x16 now = load<Float32>(state + at, rest) * factor + scale * load<Float32>(into + at, rest);
       store<Float32>(state + at, now, rest);
-      sums[lane] += now * load<Float32>(out + at, rest);
-    }
+      sum += now * load<Float32>(out + at, rest);
+    };
+    for (long at = 0; at < whole; at += LANES) advance(at, LANES);
+    if (whole < count) advance(whole, count - whole);
+    sums[lane] = sum;
   }
   f32x16 outputs = sum_each(sums);
   if (of.skip) outputs += inputs * gather<Float32>(of.skip, shared(size.skip), size.skip[1], left);
@@ -94,10 +101,13 @@ void update(const Arrays& of, const Sizes& size, long sequence, long head, long 
 
 template <class Dtype>
 void update_all(const Arrays& of, const Sizes& size) {
+  const auto rows = size.alike        ? update<Dtype, 0, true>
+                    : size.size == 16 ? update<Dtype, 16, false>
+                                      : update<Dtype, 0, false>;
 #pragma omp parallel for num_threads(size.threads) collapse(3)
   for (long sequence = 0; sequence < size.sequences; sequence++)
     for (long head = 0; head < size.heads; head++)
-      for (long first = 0; first < size.width; first += LANES) update<Dtype>(of, size, sequence, head, first);
+      for (long first = 0; first < size.width; first += LANES) rows(of, size, sequence, head, first);
 }
 
 }  // namespace

@@ -64,13 +64,24 @@ inline float sum_lanes(f32x16 values) {
   return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
 
+// The nearest whole number, for |x| < 2^31, and x * 2^n for a whole n from -126 to 127.
+#ifdef __AVX512F__
+inline f32x16 nearest(f32x16 x) { return (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
+inline f32x16 scale_by_power(f32x16 x, f32x16 n) { return (f32x16)_mm512_scalef_ps((__m512)x, (__m512)n); }
+#else
+inline f32x16 nearest(f32x16 x) {
+  const f32x16 moved = x + (x < 0.0f ? f32x16{} - 0.5f : f32x16{} + 0.5f);
+  return __builtin_convertvector(__builtin_convertvector(moved, i32x16), f32x16);
+}
+inline f32x16 scale_by_power(f32x16 x, f32x16 n) {
+  return x * (f32x16)((__builtin_convertvector(n, i32x16) + 127) << 23);
+}
+#endif
+
 // expf of Cephes: exp(x) = 2^n * exp(r) with |r| <= ln(2) / 2, exp(r) by a polynomial. NaN stays NaN; below -87: 0.
 inline f32x16 vector_exp(f32x16 x) {
   const f32x16 lowest = f32x16{} - 87.0f, clamped = x < lowest ? lowest : x;
-  const f32x16 scaled = clamped * 1.44269504088896341f;  // x / ln(2)
-  const f32x16 nearest = scaled + (scaled < 0.0f ? f32x16{} - 0.5f : f32x16{} + 0.5f);
-  const i32x16 exponent = __builtin_convertvector(nearest, i32x16);
-  const f32x16 n = __builtin_convertvector(exponent, f32x16);
+  const f32x16 n = nearest(clamped * 1.44269504088896341f);          // x / ln(2)
   const f32x16 r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln(2) in two parts: the product stays exact
   f32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -78,7 +89,7 @@ inline f32x16 vector_exp(f32x16 x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  return x < lowest ? f32x16{} : p * (f32x16)((exponent + 127) << 23);
+  return x < lowest ? f32x16{} : scale_by_power(p, n);
 }
 
 #ifdef __AVX512F__

@@ -35,12 +35,20 @@ def drawn(dtype: torch.dtype, heads: int, key_heads: int, widths: tuple[int, int
     }
 
 
-@needs_compiler
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-7)])
-@pytest.mark.parametrize("widths", [(16, 16), (64, 64), (128, 128), (40, 216)])
-@pytest.mark.parametrize("each_key", [False, True])
-def test_it_equals_transformers(dtype: torch.dtype, tolerance: float, widths: tuple[int, int], each_key: bool) -> None:
-    """With a decay for each key Kimi's rule, else Qwen's, whose heads share keys."""
+CASES = [
+    (dtype, tolerance, widths, each_key)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2**-7))
+    for widths in ((16, 16), (64, 64), (128, 128), (40, 216))
+    for each_key in (False, True)
+]
+"""Of each the dtype, the tolerance, the numbers of a key and a value, and whether each key has a decay.
+
+That is Kimi's rule; in Qwen's, heads share keys.
+"""
+
+
+def compare(dtype: torch.dtype, tolerance: float, widths: tuple[int, int], each_key: bool) -> None:
+    """Outputs and states are those of transformers' function."""
     torch.manual_seed(0)
     given = drawn(dtype, 4, 4 if each_key else 2, widths, each_key=each_key)
     theirs = recurrent_kimi_delta_attention if each_key else torch_recurrent_gated_delta_rule
@@ -52,6 +60,12 @@ def test_it_equals_transformers(dtype: torch.dtype, tolerance: float, widths: tu
     assert found.dtype == expected.dtype == dtype
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(moved, after, atol=1e-5, rtol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_equals_transformers(case: tuple[Any, ...]) -> None:
+    compare(*case)
 
 
 @needs_compiler

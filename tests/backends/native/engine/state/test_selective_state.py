@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers.models.mamba.modeling_mamba import mamba_selective_state_update
 from transformers.models.mamba2.modeling_mamba2 import mamba2_selective_state_update
 
-from backends.native.engine.kernels import jit
 from backends.native.engine.state.selective_state import selective_state_update
+from tests.backends.native.engine.kernels.compilers import needs_compiler
 
 pytestmark = pytest.mark.torch
 
@@ -17,23 +19,27 @@ def refuse(*_: object, **__: object) -> torch.Tensor:
     raise AssertionError("transformers' function was called")
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-6)])
-@pytest.mark.parametrize("size", [16, 20])
-@pytest.mark.parametrize("groups", [0, 1, 2])
-def test_it_equals_transformers(dtype: torch.dtype, tolerance: float, size: int, groups: int) -> None:
-    """Without groups Mamba, with them Mamba 2."""
-    if jit.find_compiler() is None:
-        pytest.skip("missing tool: g++")
+CASES = [
+    (dtype, tolerance, size, groups, alike)
+    for dtype, tolerance, sizes in ((torch.float32, 1e-5, (16, 20, 64)), (torch.bfloat16, 2**-6, (16, 20)))
+    for size in sizes
+    for groups, alike in ((0, False), (1, True), (2, True), (2, False))
+]
+"""Of each the dtype, the tolerance, a row's size, the groups (0: Mamba, else Mamba 2), and whether rows decay alike."""
+
+
+def compare(dtype: torch.dtype, tolerance: float, size: int, groups: int, alike: bool) -> None:
+    """Outputs and states are those of transformers' function."""
     torch.manual_seed(0)
-    channels = (4, 6) if groups else (24,)
+    channels = (4, 22) if groups else (24,)
     theirs = mamba2_selective_state_update if groups else mamba_selective_state_update
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape).to(dtype)
 
-    factors = -torch.rand(4, 1, 1).expand(4, 6, size) if groups else -torch.rand(24, size)
+    factors = -torch.rand(4, 1, 1) if alike else -torch.rand(*channels, size)
     mixed = (drawn(3, groups, size), drawn(3, groups, size)) if groups else (drawn(3, size), drawn(3, size))
-    given = (drawn(3, *channels), drawn(3, *channels), factors, *mixed, torch.randn(channels))
+    given = (drawn(3, *channels), drawn(3, *channels), factors.expand(*channels, size), *mixed, torch.randn(channels))
     more = {"dt_bias": torch.randn(channels), "dt_softplus": True, "z": None if groups else drawn(3, *channels)}
     state = torch.randn(3, *channels, size)
     moved = state.clone()
@@ -42,6 +48,12 @@ def test_it_equals_transformers(dtype: torch.dtype, tolerance: float, size: int,
     assert found.dtype == expected.dtype == dtype
     torch.testing.assert_close(found, expected, atol=8 * tolerance, rtol=tolerance)
     torch.testing.assert_close(moved, state, atol=4 * tolerance, rtol=tolerance)
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_it_equals_transformers(case: tuple[Any, ...]) -> None:
+    compare(*case)
 
 
 def test_states_of_other_dtypes_are_left_to_transformers() -> None:

@@ -1,0 +1,84 @@
+"""The tests of compiled states are sensitive: each of these mistakes in the C++ fails one of their comparisons."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.native.engine.kernels import jit
+from backends.native.engine.kernels.libraries import LIBRARIES
+from backends.native.engine.kernels.library_cache import FOLDER_VARIABLE
+from tests.backends.native.engine.kernels.compilers import needs_compiler
+from tests.backends.native.engine.state import test_delta_rule, test_selective_state
+
+pytestmark = [pytest.mark.torch, needs_compiler]
+
+COMPARISONS: dict[str, tuple[Callable[..., None], list[tuple[Any, ...]]]] = {
+    "delta_rule": (test_delta_rule.compare, test_delta_rule.CASES),
+    "selective_state": (test_selective_state.compare, test_selective_state.CASES),
+}
+MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
+    "delta_rule": {
+        "lengths count": ("if (normalize) scale", "if (false) scale"),
+        "queries are not scaled": ("size.normalize, scale);", "size.normalize, 1.0f);"),
+        "found before the decay": ("head.key[k] * head.decay[k];", "head.key[k];"),
+        "written in full": ("- found[at]) * rate;", "- found[at]);"),
+        "written beside what is there": (" - found[at])", ")"),
+        "written at the query": ("found[at] * head.key[k];", "found[at] * head.query[k];"),
+        "the state stays": ("store<Float32>(place, now, left - at * LANES);", ""),
+        "the output of the last key": ("outputs[at] += now", "outputs[at] = now"),
+        "one decay for all keys": ("size.decays > 1 ?", "false ?"),
+        "another head's keys": ("at / (size.heads / size.key_heads)", "at % size.key_heads"),
+        "adjacent queries": ("sequence * size.query[0]", "sequence * size.key_heads * size.keys"),
+        "the first sequence's values": ("sequence * size.value[0] + at", "at"),
+    },
+    "selective_state": {
+        "no bias": ("if (of.bias)", "if (false)"),
+        "steps as they come": ("if (size.softplus)", "if (false)"),
+        "no softplus of negative steps": ("x < 0.0f ? x : -x", "x"),
+        "no input where all is skipped": ("if (of.skip)", "if (false)"),
+        "no gate": ("if (of.gate)", "if (false)"),
+        "the first row's decay": ("decay + lane * size.decay[1]", "decay"),
+        "the first row's steps": ("f32x16{} + factors[lane]", "f32x16{} + factors[0]"),
+        "heads decay alike": ("const float* decay = of.decay + shared(size.decay);", "const float* decay = of.decay;"),
+        "another group": ("head / (size.heads / size.groups)", "head % size.groups"),
+        "the first sequence's inputs": ("sequence * size.into[0] + group", "group"),
+        "the state stays": ("store<Float32>(state + at, now, rest);", ""),
+        "no tail": ("if (whole < count)", "if (false)"),
+        "the output of the last numbers": ("sum += now", "sum = now"),
+        "the output of every other number": (" + odd_lanes(rows[2 * at], rows[2 * at + 1]);", ";"),
+    },
+}
+
+
+def compare_all(name: str) -> None:
+    compare, cases = COMPARISONS[name]
+    for case in cases:
+        compare(*case)
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"), [(name, mistake) for name, mistakes in MISTAKES.items() for mistake in mistakes]
+)
+def test_it_is_noticed(name: str, mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = MISTAKES[name][mistake]
+    sources = tmp_path / "src"
+    sources.mkdir()
+    for file in jit.source_files(LIBRARIES[name].source):
+        shutil.copy(file, sources)
+    source = sources / f"{name}.cpp"
+    text = source.read_text()
+    assert text.count(right) == 1
+    source.write_text(text.replace(right, wrong))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(jit, "FLAGS", ("-O1", "-w", *jit.FLAGS[1:]))
+    library = replace(LIBRARIES[name], folder=sources)
+    assert jit.load(library) is not None
+    monkeypatch.setitem(LIBRARIES, name, library)
+    with pytest.raises(AssertionError):
+        compare_all(name)
