@@ -35,15 +35,15 @@ def replace_modules(parent: nn.Module, replacement: Callable[[nn.Module], nn.Mod
             setattr(parent, name, replaced)
 
 
-def alike(expected: Tensor, found: Tensor) -> bool:
-    """Whether two tensors [..., width] are equal but for roundings."""
+def alike(expected: Tensor, found: Tensor, roundings: int = _ROUNDINGS) -> bool:
+    """Whether two tensors [..., width] are equal but for so many roundings of the largest in a row."""
     if (expected.shape, expected.dtype) != (found.shape, found.dtype):
         return False
     if not expected.numel():
         return True
     # Relative to the largest number of a row: a sum that cancels to nearly 0 has the error of its terms. A NaN is never
     # <= anything, so it counts as different.
-    allowed = _ROUNDINGS * torch.finfo(expected.dtype).eps * expected.abs().amax(-1, keepdim=True)
+    allowed = roundings * torch.finfo(expected.dtype).eps * expected.abs().amax(-1, keepdim=True)
     return bool(((found - expected).abs() <= allowed).all())
 
 

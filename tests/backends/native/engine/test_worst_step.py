@@ -117,9 +117,9 @@ class Texts(Requests):
         return MultiModalInputs((7, 9))
 
 
-@pytest.mark.parametrize("family", ["llama", "lfm2"])
+@pytest.mark.parametrize("family", ["llama", "lfm2", "mixtral"])
 def test_texts_use_no_more(family: str, tmp_path: Path) -> None:
-    """Of a model with attention, and of one with recurrent states, whose snapshots are no part of a step."""
+    """Of models with attention, with recurrent states, whose snapshots are no part of a step, and with experts."""
     build(family).save_pretrained(tmp_path)
     options = EngineOptions(str(tmp_path), threads=1, dtype="float32", kv_tokens=3200, prefix_caching=False, **WIDE)
     bound = profiled(options)
