@@ -31,7 +31,7 @@ url = "http://127.0.0.1:{port}/v1"
 """ + "".join(
     f'[endpoints.{name}]\nserved_entities = [{{{{ name = "{name}", backend = "far" }}}}]\n'
     for name in ("whole", "single", "bursts", "paced")
-)
+) + "".join(f'[[server.mounts]]\nprefix = "/{name}"\nendpoint = "{name}"\n' for name in ("whole", "single", "bursts"))
 
 
 def main() -> None:
