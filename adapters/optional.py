@@ -16,7 +16,8 @@ from adapters.base import (
     StreamEncoder,
 )
 from adapters.objects import Follow, Steps
-from schemas.ir import Embed, Embeddings, Events, FinishReason, Generate, Usage
+from schemas.completion import Completion
+from schemas.ir import Embed, Embeddings, Events, Generate
 from schemas.origin import Relay
 from schemas.scores import Score, Scores
 
@@ -80,35 +81,33 @@ def finds_framed_runs(decoder: object) -> TypeGuard[FramedRunDecoder]:
     return known
 
 
-class RelayedWhole(msgspec.Struct, frozen=True):
-    """A whole answer that is sent on as it came: its body, and what of it is counted."""
-
-    body: bytes
-    reason: FinishReason
-    usage: Usage
-
-
 @runtime_checkable
-class PlainRelay(Protocol):
-    """The part of a client codec for plain answers that its own clients get as they came."""
+class PlainClient(Protocol):
+    """The part of a client codec for plain answers: one text, and nothing of its tokens."""
 
-    def relays_plain(self, request: Generate) -> bool:
-        """Whether the answer to a request is one, be it whole or a stream."""
+    def answers_plainly(self, request: Generate) -> bool:
+        """Whether the answer to a request may be one, be it whole or a stream."""
         ...
 
-    def relayed_whole(self, body: bytes) -> RelayedWhole | None:
-        """The answer in a body of JSON with status 200; None: it is not plain, or to be refused by `decode`."""
+    def read_plain(self, request: Generate, body: bytes) -> Completion | None:
+        """The answer in a body of JSON with status 200, as the fold of what `decode` returns.
+
+        None: it is not plain, or to be refused by `decode`.
+        """
         ...
 
 
 @runtime_checkable
 class PlainCodec(Protocol):
-    """The part of a server codec that reads the plain requests of a protocol in one step."""
+    """The part of a server codec that reads the plain requests of a protocol: small ones for one text, and quickly."""
 
     def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
         """The request that `ServerCodec.decode` would read; None: that is to read or to refuse it.
 
         No plain request has fields that are unknown, kept or without effect.
+
+        Raises:
+            schemas.errors.RequestError: `decode` would refuse it, too.
         """
         ...
 

@@ -1,4 +1,6 @@
-"""Where the CPU time of a request goes, by layer: `python -m benchmarks.budget [--requests 2000] [--rounds 15] [--protocols openai tgi]`.
+"""Where the CPU time of a request goes, by layer.
+
+    python -m benchmarks.budget [--requests 2000] [--rounds 15] [--protocols openai tgi]
 
 The worker's own code from a client's bytes to the answer's bytes, with the upstream's answers given at once: both
 sockets are objects of this process. So the figures have no kernel, no other process and no waiting in them, and the

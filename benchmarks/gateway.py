@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CONFIG = """
+CONFIG = (
+    """
 [server]
 keys_env = "BENCH_KEY"
 limits = { max_requests_per_connection = 1000000 }
@@ -33,10 +34,13 @@ kind = "scripted"
 whole = { texts = ["The quick brown fox jumps over the lazy dog."], burst = 64 }
 single = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 20 }
 bursts = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 20, burst = 10 }
-""" + "".join(
-    f'[endpoints.{name}]\nserved_entities = [{{ name = "{name}", backend = "scripted" }}]\n'
-    for name in ("whole", "single", "bursts")
-) + "".join(f'[[server.mounts]]\nprefix = "/{name}"\nendpoint = "{name}"\n' for name in ("whole", "single", "bursts"))
+"""
+    + "".join(
+        f'[endpoints.{name}]\nserved_entities = [{{ name = "{name}", backend = "scripted" }}]\n'
+        for name in ("whole", "single", "bursts")
+    )
+    + "".join(f'[[server.mounts]]\nprefix = "/{name}"\nendpoint = "{name}"\n' for name in ("whole", "single", "bursts"))
+)
 KEY = "bench"
 
 

@@ -43,7 +43,17 @@ def read_generate(dialect: Dialect, operation: str, body: bytes, call: Call) -> 
     """Decode a body of `/generate`, `/generate_stream` or `/`, which has a field `stream`."""
     # Only `/` has the field `stream`; on the other routes it is an unknown field.
     type = CompatGenerateRequest if operation == "compat" else GenerateRequest
-    request, extra = _read(dialect, type, body)
+    return read_given(dialect, operation, *_read(dialect, type, body), body, call)
+
+
+def read_given(
+    dialect: Dialect, operation: str, request: GenerateRequest, extra: Unknown, body: bytes, call: Call
+) -> Generate:
+    """The request of a body that is decoded, with what of it is unknown.
+
+    Raises:
+        schemas.errors.RequestError: it breaks a rule of the dialect.
+    """
     stream = operation == "generate_stream" or (isinstance(request, CompatGenerateRequest) and bool(request.stream))
     parameters = request.parameters or Parameters(do_sample=dialect.defaults.bare_do_sample)
     card = default_card(call)

@@ -14,6 +14,7 @@ from adapters.tgi.describe import info
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.encode import encode_answer, encode_tokens
 from adapters.tgi.failures import failure_reply
+from adapters.tgi.plain import PlainRequests
 from adapters.tgi.stream import StreamWriter
 from schemas import tgi as wire
 from schemas.completion import Completion
@@ -81,12 +82,21 @@ class TgiServer:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
+        self._plain = PlainRequests(dialect)
 
     def decode(self, route: Route, body: bytes, call: Call) -> Generate | Tokenize:
         """Decode a request."""
         if route.kind == "tokenize":
             return read_tokenize(self._dialect, route.name, body, call)
         return read_generate(self._dialect, route.name, body, call)
+
+    def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
+        """A plain request, as `decode` reads it.
+
+        Raises:
+            schemas.errors.RequestError: it breaks a rule of the dialect.
+        """
+        return self._plain.read(route.name, body, call)
 
     def encoder(self, request: Generate) -> StreamWriter:
         """The encoder of the streamed answer to `request`."""

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from adapters.base import Call, Reply, Route
+from adapters.body import SMALL
 from adapters.rate_limits import openai_limit_headers
 from adapters.triton import describe, failures, infer
 from adapters.triton.dialects import Dialect
@@ -104,6 +105,17 @@ class TritonServer:
             # The dialect's own sentence around the decoder's reason.
             raise MalformedBody(self.dialect.wording.malformed.format(reason=error.message)) from None
         return to_generate(given, route, call, card, self.dialect, body)
+
+    def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
+        """A plain request of the generate extension, as `decode` reads it.
+
+        Raises:
+            schemas.errors.RequestError: it breaks a rule of the protocol.
+        """
+        if not route.name.startswith("generate") or len(body) > SMALL:
+            return None
+        request = self.decode(route, body, call)
+        return None if request.unknown else request
 
     def encoder(self, request: Generate) -> FrameEncoder:
         """The encoder of the streamed answer to `request`."""

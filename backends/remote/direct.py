@@ -1,4 +1,4 @@
-"""The fast path to a server: asks it without a task, where its answer goes to the client as it came.
+"""The fast path to a server: asks it for a plain answer without a task.
 
 Everything that may be unusual is left to the way through a task, which goes on with what was sent: an error, an answer
 that is not plain, a connection that is lost, a deadline. Only an answer that is complete is counted here, and a stream
@@ -12,17 +12,19 @@ from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from adapters.optional import PlainRelay
-from backends.direct import StreamSink, Take
+from adapters.optional import PlainClient
+from backends.direct import StreamSink, WholeSink
 from backends.observation import Attempt, Observer, Upstream
 from backends.remote.asking import Spoken, encoded
 from backends.remote.direct_stream import Counts, DirectStream
+from backends.remote.id_source import id_source, mark_in
 from backends.remote.options import Timeouts
 from backends.transport import Exchanger, Transport
 from backends.transport.begun import BegunExchange
 from schemas.errors import GatewayError
-from schemas.ir import Generate
+from schemas.ir import Generate, TokenIds
 
 _JSON = (b"application/json",)
 
@@ -33,13 +35,13 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         transport: its direct client.
         codecs: the protocols that it speaks.
-        relay: the first of them, whose answers are relayed.
+        plain: the first of them, which reads plain answers.
         upstream, timeouts, counts: the backend's.
     """
 
     transport: Transport
     codecs: Sequence[Spoken]
-    relay: PlainRelay
+    plain: PlainClient
     upstream: Upstream
     timeouts: Timeouts
     counts: Counts
@@ -49,14 +51,14 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
         cls, client: Exchanger, codecs: Sequence[Spoken], upstream: Upstream, timeouts: Timeouts, counts: Counts
     ) -> DirectAsking | None:
         """What asks a server so; None where its client or its protocol needs a task."""
-        relay = codecs[0].codec
-        if not isinstance(client, Transport) or not isinstance(relay, PlainRelay):
+        plain = codecs[0].codec
+        if not isinstance(client, Transport) or not isinstance(plain, PlainClient):
             return None
-        return cls(client, codecs, relay, upstream, timeouts, counts)
+        return cls(client, codecs, plain, upstream, timeouts, counts)
 
     def exchange(self, request: Generate) -> RemoteExchange | None:
         """An exchange for a request as the server is to get it; None: it is to be asked in a task."""
-        if not self.relay.relays_plain(request):
+        if not self.plain.answers_plainly(request):
             return None
         try:
             codec, outbound = encoded(self.codecs, request)
@@ -67,23 +69,28 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
             return None
         return None if begun is None else RemoteExchange(self, request, begun)
 
+    def id_source(self, request: Generate, begun: BegunExchange) -> TokenIds:
+        """Where the token ids of an answer come from, whose head is there."""
+        from_server = self.codecs[0].codec.returns_token_ids(request)
+        return id_source(mark_in(begun.connection.headers), from_server=from_server, retokenised=False)
+
 
 class RemoteExchange:
     """One exchange (`backends.direct.DirectExchange`)."""
 
-    __slots__ = ("_asking", "_attempt", "_begun", "_request", "_stream", "_take")
+    __slots__ = ("_asking", "_attempt", "_begun", "_request", "_sink", "_stream")
 
     def __init__(self, asking: DirectAsking, request: Generate, begun: BegunExchange) -> None:
         self._asking = asking
         self._request = request
         self._begun = begun
         self._stream: DirectStream | None = None
-        self._take: Take | None = None
+        self._sink: WholeSink | None = None
 
-    def send(self, observer: Observer, take: Take) -> None:
+    def send(self, observer: Observer, sink: WholeSink) -> None:
         """Send the request."""
         self._attempt: Attempt = observer.attempt(self._asking.upstream, self._request.model)
-        self._take = take
+        self._sink = sink
         self._begun.send(self._hear, self._asking.timeouts.whole)
 
     def stream(self, observer: Observer, sink: StreamSink) -> None:
@@ -91,7 +98,10 @@ class RemoteExchange:
         asking, timeouts = self._asking, self._asking.timeouts
         attempt = observer.attempt(asking.upstream, self._request.model)
         decoder = partial(asking.codecs[0].codec.decoder, self._request)
-        self._stream = stream = DirectStream(self._begun, decoder, sink, attempt, timeouts.idle, asking.counts)
+        id_source = partial(asking.id_source, self._request, self._begun)
+        self._stream = stream = DirectStream(
+            self._begun, decoder, id_source, sink, attempt, timeouts.idle, asking.counts
+        )
         self._begun.send(stream.hear, timeouts.first_token)
 
     def put_back(self) -> None:
@@ -115,7 +125,7 @@ class RemoteExchange:
 
     def hand_over(self) -> Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]:
         """Leave what was sent to a task. The attempt is counted there."""
-        self._stream = None  # whose sink has this exchange, as below
+        self._stream = self._sink = None  # which have this exchange, as below
         self._begun.stop()
         return self._begun.going_on
 
@@ -124,16 +134,18 @@ class RemoteExchange:
         if not begun.connection.settled:
             return
         begun.stop()
-        take, self._take = self._take, None  # which has this exchange: no circle is left to the garbage collector
-        assert take is not None
+        sink, self._sink = self._sink, None  # which has this exchange: no circle is left to the garbage collector
+        assert sink is not None
         body = begun.whole(_JSON)
         try:
-            answer = None if body is None else asking.relay.relayed_whole(body)
+            answer = None if body is None else asking.plain.read_plain(self._request, body)
         except Exception:  # whatever it is, the task finds it, too
             answer = None
-        if answer is not None:
-            begun.finish()
-            asking.counts.budget.deposit()
-            self._attempt.end()
-            asking.counts.breaker.record_success()
-        take(answer)
+        if answer is None or not sink.prepare(replace(answer, token_ids=asking.id_source(self._request, begun))):
+            sink.go_on()
+            return
+        begun.finish()
+        asking.counts.budget.deposit()
+        self._attempt.end()
+        asking.counts.breaker.record_success()
+        sink.end()
