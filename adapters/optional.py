@@ -54,14 +54,26 @@ class RunDecoder(Protocol):
 
 @runtime_checkable
 class FramedRunDecoder(Protocol):
-    """A decoder that finds runs which are relayed as they came, and in the transfer coding in which they did."""
+    """A decoder that finds runs of texts in the transfer coding in which they came.
+
+    The functions that it returns get whole chunks of that coding (RFC 9112, section 7.1).
+    """
 
     def framed_run(self) -> Callable[[bytes], int] | None:
         """What finds runs that are relayed as they came; None: there is nothing of the kind, until more was fed.
 
         Returns:
-            A function that gets whole chunks of the transfer coding (RFC 9112, section 7.1). It returns how many texts
-            they have; -1: they are something else, too, and their data is to be fed.
+            A function that returns how many texts the chunks have; -1: they are something else, too, and their data is
+            to be fed.
+        """
+        ...
+
+    def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:
+        """What finds runs that are not relayed; None: there is nothing of the kind, until more was fed.
+
+        Returns:
+            The choice that they add to, and a function that returns the texts of the chunks as they stand in JSON
+            strings, without an escape; None: they are something else, too, and their data is to be fed.
         """
         ...
 
@@ -70,14 +82,38 @@ class FramedRunDecoder(Protocol):
         ...
 
 
-_FINDS_FRAMED_RUNS: dict[type, bool] = {}
+@runtime_checkable
+class RunEncoder(Protocol):
+    """An encoder that writes runs of texts without decoding them."""
+
+    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:
+        """What writes texts that a choice gains, until more is fed; None: these are to be fed.
+
+        Returns:
+            A function that gets texts as they stand in JSON strings: UTF-8, none of them empty, without an escape and
+            line separators. It returns what `feed` does for a delta of each text.
+        """
+        ...
 
 
 def finds_framed_runs(decoder: object) -> TypeGuard[FramedRunDecoder]:
-    """Whether a decoder is a `FramedRunDecoder`: asked once for each class, as `isinstance` takes long to find out."""
-    known = _FINDS_FRAMED_RUNS.get(type(decoder))
+    """Whether a decoder is a `FramedRunDecoder`."""
+    return _has(decoder, FramedRunDecoder)
+
+
+def writes_runs(encoder: object) -> TypeGuard[RunEncoder]:
+    """Whether an encoder is a `RunEncoder`."""
+    return _has(encoder, RunEncoder)
+
+
+_KNOWN: dict[tuple[type, type], bool] = {}
+
+
+def _has(part: object, protocol: type) -> bool:
+    """Whether an object has a protocol: asked once for each class, as `isinstance` takes long to find out."""
+    known = _KNOWN.get((type(part), protocol))
     if known is None:
-        known = _FINDS_FRAMED_RUNS[type(decoder)] = isinstance(decoder, FramedRunDecoder)
+        known = _KNOWN[type(part), protocol] = isinstance(part, protocol)
     return known
 
 
@@ -170,15 +206,9 @@ class ObjectCodec(Protocol):
         ...
 
 
-_HAS_OBJECTS: dict[type, bool] = {}
-
-
 def has_objects(codec: object) -> TypeGuard[ObjectCodec]:
-    """Whether a codec is an `ObjectCodec`: asked once for each class, as `isinstance` takes long to find out."""
-    known = _HAS_OBJECTS.get(type(codec))
-    if known is None:
-        known = _HAS_OBJECTS[type(codec)] = isinstance(codec, ObjectCodec)
-    return known
+    """Whether a codec is an `ObjectCodec`."""
+    return _has(codec, ObjectCodec)
 
 
 @runtime_checkable

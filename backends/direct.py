@@ -47,6 +47,14 @@ class StreamSink(Protocol):
         """Take chunks of the transfer coding (RFC 9112, section 7.1) with so many texts and nothing else."""
         ...
 
+    def writes_runs(self, choice: int) -> bool:
+        """Whether `write_run` may be called for texts of a choice, until more events are taken."""
+        ...
+
+    def write_run(self, texts: list[bytes]) -> None:
+        """Take texts of that choice, at least one, as they stand in JSON strings (`adapters.optional.RunEncoder`)."""
+        ...
+
     def end(self) -> None:
         """The answer is complete."""
         ...

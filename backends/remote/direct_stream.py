@@ -61,6 +61,7 @@ class DirectStream(AnswerDecoder):
         "_connection",
         "_count_framed",
         "_counts",
+        "_find_texts",
         "_id_source",
         "_idle",
         "_make_decoder",
@@ -208,9 +209,15 @@ class DirectStream(AnswerDecoder):
         self._connection.listen(self._read, None if self._sink.full else self._connection.time() + self._idle)
 
     def _look_for_runs(self) -> None:
-        if self._runs is not None and (found := self._runs.framed_run()) is not None:
+        runs = self._runs
+        if runs is None:
+            return
+        if (found := runs.framed_run()) is not None:
             self._count_framed = found
             self._connection.relay = self._relay
+        elif (texts := runs.framed_texts()) is not None and self._sink.writes_runs(texts[0]):
+            self._find_texts = texts[1]
+            self._connection.relay = self._pass_on
 
     def _relay(self, data: bytes) -> bool:
         """Have the sink take a run of texts as it came; False if it is none."""
@@ -220,6 +227,17 @@ class DirectStream(AnswerDecoder):
         self._passed_by += texts
         connection.deadline.at = connection.time() + self._idle  # before the sink may be full: then nothing is late
         sink.relay(data, texts)
+        return True
+
+    def _pass_on(self, data: bytes) -> bool:
+        """Have the sink write a run of texts in its client's protocol; False if it is none."""
+        connection, sink = self._connection, self._sink
+        if sink.full or (texts := self._find_texts(data)) is None:
+            return False
+        connection.deadline.at = connection.time() + self._idle
+        if texts:
+            self._passed_by += len(texts)
+            sink.write_run(texts)
         return True
 
     def _ended(self, events: Events) -> bool:

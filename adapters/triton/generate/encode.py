@@ -7,7 +7,7 @@ frame with text of one choice has "" for the others; nothing else identifies the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -312,6 +312,14 @@ class FrameEncoder(ResponseEncoder):
     def response(self, values: dict[str, Any], *, is_last: bool) -> bytes:  # noqa: ARG002 - the frames are alike
         """The values as a frame."""
         return frame(self._writer.object(values), self._dialect)
+
+    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:  # noqa: ARG002 - there is one
+        """What writes texts alone, until more is fed; None: these are to be fed."""
+        if self._around is None or self._relaying:
+            return None
+        before, after = self._around[0] + b'"', b'"' + self._around[1]
+        between = after + before
+        return lambda texts: before + between.join(texts) + after
 
     def fail(self, error: GatewayError) -> bytes:
         """The error as a frame."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
+from adapters.optional import writes_runs
 from gateway.errors import to_client_error
 from gateway.http.direct.request import DirectRequest
 from gateway.http.observation.observer import RequestObserver
@@ -18,7 +19,7 @@ class StreamedRequest(DirectRequest):
         full: whether the client is slow: nothing is taken until `resume`.
     """
 
-    __slots__ = ("_encoder", "_send", "full", "streams")
+    __slots__ = ("_encoder", "_send", "_write_run", "full", "streams")
 
     def _ask(self) -> None:
         self.full = self.streams = False
@@ -87,6 +88,19 @@ class StreamedRequest(DirectRequest):
         if texts:
             self._account.note_output()
         self._send(chunks)
+
+    def writes_runs(self, choice: int) -> bool:
+        """Whether the client's protocol has texts of a choice between bytes that are known."""
+        encoder = self._encoder
+        self._write_run = encoder.run_writer(choice) if writes_runs(encoder) else None
+        return self._write_run is not None
+
+    def write_run(self, texts: list[bytes]) -> None:
+        """Send a run of texts."""
+        assert self._write_run is not None
+        data = self._write_run(texts)
+        self._account.note_output()
+        self._send(_chunk(data))
 
     def end(self) -> None:
         """Send the end."""
