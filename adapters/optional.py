@@ -119,7 +119,7 @@ def _has(part: object, protocol: type) -> bool:
 
 @runtime_checkable
 class PlainClient(Protocol):
-    """The part of a client codec for plain answers: one text, and nothing of its tokens."""
+    """The part of a client codec for plain answers: one choice, and nothing of its tokens, not even their ids."""
 
     def answers_plainly(self, request: Generate) -> bool:
         """Whether the answer to a request may be one, be it whole or a stream."""

@@ -7,14 +7,18 @@ from typing import Any, Protocol, runtime_checkable
 
 from backends.observation import Observer
 from schemas.completion import Completion
-from schemas.ir import Events, Generate
+from schemas.ir import Events, Generate, TokenIds
 
 
 class WholeSink(Protocol):
     """Takes a whole answer. `go_on` and `end` are each the last call."""
 
-    def prepare(self, answer: Completion) -> bool:
-        """Take the answer without sending it; False: nothing was taken, and a task is to go on."""
+    def prepare(self, answer: Completion, token_ids: TokenIds) -> bool:
+        """Take the answer, without sending it, and where its token ids come from.
+
+        Returns:
+            False: nothing was taken, and a task is to go on.
+        """
         ...
 
     def end(self) -> None:

@@ -18,6 +18,7 @@ from adapters.triton import describe, failures, infer
 from adapters.triton.dialects import Dialect
 from adapters.triton.generate import body as generate_body
 from adapters.triton.generate.encode import EVENT_STREAM, FrameEncoder, Values, Writer, frame, id_headers
+from adapters.triton.generate.plain import read_plain
 from adapters.triton.generate.request import outputs_of, to_generate
 from schemas.completion import Completion
 from schemas.errors import BackendError, GatewayError, InternalError, MalformedBody
@@ -112,9 +113,16 @@ class TritonServer:
         Raises:
             schemas.errors.RequestError: it breaks a rule of the protocol.
         """
-        if not route.name.startswith("generate") or len(body) > SMALL:
+        if not route.name.startswith("generate"):
             return None
-        request = self.decode(route, body, call)
+        card = describe.model(call)
+        given = read_plain(body, card, self.dialect)
+        if given is not None:
+            request = to_generate(given, route, call, card, self.dialect, body)
+        elif len(body) <= SMALL:
+            request = self.decode(route, body, call)
+        else:
+            return None
         return None if request.unknown else request
 
     def encoder(self, request: Generate) -> FrameEncoder:
@@ -124,7 +132,8 @@ class TritonServer:
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The complete answer to `request`. On `generate_stream` with `stream: false` it is one frame."""
         reply = self._whole(request, answer) if answer.relayed is None else Reply(answer.relayed)
-        return msgspec.structs.replace(reply, headers=reply.headers + id_headers(request, answer.token_ids))
+        ids = id_headers(request, answer.token_ids)
+        return msgspec.structs.replace(reply, headers=reply.headers + ids) if ids else reply
 
     def _whole(self, request: Generate, answer: Completion) -> Reply:
         values = Values(request, self.dialect).whole(answer)

@@ -12,19 +12,18 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from adapters.optional import PlainClient
 from backends.direct import StreamSink, WholeSink
 from backends.observation import Attempt, Observer, Upstream
 from backends.remote.asking import Spoken, encoded
 from backends.remote.direct_stream import Counts, DirectStream
-from backends.remote.id_source import id_source, mark_in
+from backends.remote.id_source import plain_id_source
 from backends.remote.options import Timeouts
 from backends.transport import Exchanger, Transport
 from backends.transport.begun import BegunExchange
 from schemas.errors import GatewayError
-from schemas.ir import Generate, TokenIds
+from schemas.ir import Generate
 
 _JSON = (b"application/json",)
 
@@ -69,11 +68,6 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
             return None
         return None if begun is None else RemoteExchange(self, request, begun)
 
-    def id_source(self, request: Generate, begun: BegunExchange) -> TokenIds:
-        """Where the token ids of an answer come from, whose head is there."""
-        from_server = self.codecs[0].codec.returns_token_ids(request)
-        return id_source(mark_in(begun.connection.headers), from_server=from_server, retokenised=False)
-
 
 class RemoteExchange:
     """One exchange (`backends.direct.DirectExchange`)."""
@@ -98,10 +92,7 @@ class RemoteExchange:
         asking, timeouts = self._asking, self._asking.timeouts
         attempt = observer.attempt(asking.upstream, self._request.model)
         decoder = partial(asking.codecs[0].codec.decoder, self._request)
-        id_source = partial(asking.id_source, self._request, self._begun)
-        self._stream = stream = DirectStream(
-            self._begun, decoder, id_source, sink, attempt, timeouts.idle, asking.counts
-        )
+        self._stream = stream = DirectStream(self._begun, decoder, sink, attempt, timeouts.idle, asking.counts)
         self._begun.send(stream.hear, timeouts.first_token)
 
     def put_back(self) -> None:
@@ -141,7 +132,7 @@ class RemoteExchange:
             answer = None if body is None else asking.plain.read_plain(self._request, body)
         except Exception:  # whatever it is, the task finds it, too
             answer = None
-        if answer is None or not sink.prepare(replace(answer, token_ids=asking.id_source(self._request, begun))):
+        if answer is None or not sink.prepare(answer, plain_id_source(begun.connection.headers)):
             sink.go_on()
             return
         begun.finish()

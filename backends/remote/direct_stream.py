@@ -17,12 +17,12 @@ from adapters.optional import FramedRunDecoder, finds_framed_runs
 from backends.direct import StreamSink
 from backends.observation import Attempt
 from backends.remote.event_stream import AnswerDecoder, idle_error, truncated_error
-from backends.remote.id_source import marked
+from backends.remote.id_source import marked, plain_id_source
 from backends.remote.resilience.breaker import Breaker
 from backends.remote.resilience.retry import RetryBudget
 from backends.transport.begun import BegunExchange
 from schemas.errors import BackendTimeout, GatewayError, Incomplete
-from schemas.ir import Events, TokenIds, Usage
+from schemas.ir import Events, Usage
 
 _EVENTS = (b"text/event-stream",)
 _MOST_BEFORE = 4096
@@ -48,7 +48,6 @@ class DirectStream(AnswerDecoder):
     Args:
         begun: the exchange.
         make_decoder: of the answer.
-        id_source: where its token ids come from, once its head is there.
         sink: gets the events.
         attempt: who listens.
         idle: the most seconds between two batches of events.
@@ -62,7 +61,6 @@ class DirectStream(AnswerDecoder):
         "_count_framed",
         "_counts",
         "_find_texts",
-        "_id_source",
         "_idle",
         "_make_decoder",
         "_passed_by",
@@ -74,7 +72,6 @@ class DirectStream(AnswerDecoder):
         self,
         begun: BegunExchange,
         make_decoder: Callable[[], StreamDecoder],
-        id_source: Callable[[], TokenIds],
         sink: StreamSink,
         attempt: Attempt,
         idle: float,
@@ -84,7 +81,6 @@ class DirectStream(AnswerDecoder):
         self._begun = begun
         self._connection = begun.connection
         self._make_decoder = make_decoder
-        self._id_source = id_source
         self._sink = sink
         self._attempt = attempt
         self._idle = idle
@@ -134,7 +130,7 @@ class DirectStream(AnswerDecoder):
 
     def _begin(self, events: Events) -> None:
         try:
-            if not self._sink.begin(marked(events, self._id_source())):
+            if not self._sink.begin(marked(events, plain_id_source(self._connection.headers))):
                 self._sink.go_on()
                 return
         except Exception as error:

@@ -15,14 +15,6 @@ _MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark
 _NAME = TOKEN_IDS.encode()
 
 
-def mark_in(headers: RawHeaders) -> str:
-    """The header `TOKEN_IDS` among those of an answer; "" without one."""
-    for name, value in headers:
-        if name == _NAME:
-            return value.decode("latin-1")
-    return ""
-
-
 def id_source(mark: str, *, from_server: bool, retokenised: bool) -> TokenIds:
     """The source of an answer's token ids.
 
@@ -37,6 +29,14 @@ def id_source(mark: str, *, from_server: bool, retokenised: bool) -> TokenIds:
     if from_server:
         return "model"
     return "retokenised" if retokenised else "synthetic"
+
+
+def plain_id_source(headers: RawHeaders) -> TokenIds:
+    """The same of an answer without ids, by all its headers."""
+    for name, value in headers:
+        if name == _NAME:
+            return id_source(value.decode("latin-1"), from_server=False, retokenised=False)
+    return "synthetic"
 
 
 def marked(events: Events, ids: TokenIds) -> Events:

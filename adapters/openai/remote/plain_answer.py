@@ -6,7 +6,7 @@ What is checked here is what `read_answer` would refuse, or count otherwise. Eve
 from __future__ import annotations
 
 from adapters.openai.dialects import Dialect
-from adapters.openai.remote.decode_answer import decode_answer, read_content, read_finish, read_usage
+from adapters.openai.remote.decode_answer import decode_answer, read_finish, read_usage
 from adapters.openai.remote.encode_request import relays_answer
 from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError
@@ -23,16 +23,15 @@ def read_plain_answer(dialect: Dialect, request: Generate, body: bytes) -> Compl
         (choice,) = choices
         if choice.index != 0 or choice.logprobs is not None:
             return None
-        message = choice.message
-        if message is None:  # a completion
-            if choice.text is None or choice.delta is not None:
+        message, reasoning, refusal = choice.message, "", ""
+        if message is not None:
+            text = message.content
+            if type(text) is not str or message.tool_calls or message.extra_content is not None or choice.text:
                 return None
-            text, reasoning, refusal = choice.text, "", ""
-        else:
-            if type(message.content) is not str or message.tool_calls or message.extra_content is not None:
-                return None
-            text, reasoning = read_content(message)
-            text, refusal = text + (choice.text or ""), message.refusal or ""
+            reasoning = message.reasoning_content or message.reasoning or ""
+            refusal = message.refusal or ""
+        elif (text := choice.text) is None or choice.delta is not None:
+            return None
         reason, stop = read_finish(dialect, choice)
     except GatewayError:
         return None

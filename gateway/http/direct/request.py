@@ -15,7 +15,7 @@ from gateway.http.accounting import RequestAccount
 from gateway.http.answering import status_headers
 from gateway.http.observation.observer import RequestObserver
 from schemas.completion import Completion, Timings
-from schemas.ir import Generate
+from schemas.ir import Generate, TokenIds
 
 _FIELDS = "content-type: %s\r\nx-request-id: %s\r\n%s%s%sserved-model-name: %s\r\n"
 Wrap = Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
@@ -103,20 +103,22 @@ class DirectRequest:
 
     # --- backends.direct.WholeSink ----------------------------------------------------------------------------------
 
-    def prepare(self, answer: Completion) -> bool:
-        """Write the answer in the client's protocol."""
+    def prepare(self, answer: Completion, token_ids: TokenIds) -> bool:
+        """Write the answer, which has one choice, in the client's protocol."""
         account = self._account
         assert isinstance(account.request, Generate)
         since = monotonic() - account.began
         try:
             # The first event is the last one, too.
-            reply = self._codec.encode(account.request, replace(answer, timings=Timings(since, since)))
+            reply = self._codec.encode(
+                account.request, replace(answer, token_ids=token_ids, timings=Timings(since, since))
+            )
         except Exception:  # whatever it is, the task finds it, too
             return False
         if reply.record is not None:
             return False  # to be stored first
         account.first_event = since
-        account.finish_reasons += [choice.reason for choice in answer.choices]
+        account.finish_reasons.append(answer.choices[0].reason)
         account.usage = answer.usage
         account.status = reply.status
         self._reply = reply
@@ -150,7 +152,7 @@ class DirectRequest:
 
     def _answer(self, reply: Reply) -> None:
         """Send a whole answer."""
-        more = (*reply.headers, *status_headers(reply.status))
+        more = reply.headers if reply.status == 200 else (*reply.headers, *status_headers(reply.status))
         self._client.answer(reply.status, self._fields(reply.media_type, more, len(reply.body)), reply.body)
         self._close()
 

@@ -26,7 +26,7 @@ WHOLE = CHATS.answer()
 _TIMES = re.compile(r"(x-(compute|total|inference)-time|x-time-per-token|.*-reset(-.*)?|x-request-id|date)")
 """Headers that differ between two answers to the same request."""
 _CREATED = re.compile(rb'"created": ?\d{5,}')
-_SEED = re.compile(rb'"seed":\d{17,}')
+_SEED = re.compile(rb'"seed":\d{8,}')
 
 
 class Gateway:
