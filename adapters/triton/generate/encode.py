@@ -72,10 +72,11 @@ class Values:
     def __init__(self, request: Generate, dialect: Dialect) -> None:
         self._dialect = dialect
         self._wanted = [output.tensor for output in outputs_of(request)]
-        self._choices = [Progress(dialect.wording.unfinished) for _ in range(len(request.prompts) * request.n)]
-        self._prompts = [_prompt_text(request, index) if request.echo else "" for index in range(len(self._choices))]
+        choices = range(len(request.prompts) * request.n)
         # The fast path: the text alone, of one choice. In streams the prompts need no look: `echo` is refused there.
-        self.plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.answers.full_text
+        self.plain = self._wanted == ["text_output"] and len(choices) == 1 and not dialect.answers.full_text
+        self._choices = [] if self.plain else [Progress(dialect.wording.unfinished) for _ in choices]
+        self._prompts = [_prompt_text(request, index) for index in choices] if request.echo else [""] * len(choices)
         self.prompt_tokens: int | None = None
 
     def piece(self, piece: Delta, usage: Usage | None = None) -> dict[str, Any]:

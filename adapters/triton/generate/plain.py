@@ -6,6 +6,8 @@ text has two quotes, so the number of quotes in the body tells whether there was
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from adapters import body as bodies
@@ -17,6 +19,7 @@ from schemas.triton import Scalar
 
 _decode = msgspec.json.Decoder(dict[str, Scalar | dict[str, Scalar]]).decode
 _USUAL = TensorNames()
+_NOTHING: dict[str, Scalar] = {}
 
 
 def read_plain(body: bytes, card: ModelCard, dialect: Dialect) -> Given | None:
@@ -25,37 +28,32 @@ def read_plain(body: bytes, card: ModelCard, dialect: Dialect) -> Given | None:
     has_own_rules = dialect.requests.rules != "triton" or dialect.limits.max_input_bytes < 2 * bodies.SMALL
     if has_own_rules or card.tensors != _USUAL:
         return None
-    members = bodies.read_plain(_decode, body)
-    if members is None or b"\\\\" in body:
+    given: dict[str, Any] | None = bodies.read_plain(_decode, body)
+    if given is None or b"\\\\" in body:
         return None
-    id = ""
-    pairs: list[tuple[str, Scalar]] = []
-    for name, value in members.items():
-        if name == "parameters" and isinstance(value, dict):
-            pairs += value.items()
-        elif name == "id" and isinstance(value, str):
-            id = value
-        elif isinstance(value, dict) or name in ("parameters", "id"):
-            return None
-        else:
-            pairs.append((name, value))
-    given = dict(pairs)
-    names = len(pairs) + ("id" in members) + ("parameters" in members)
-    texts = sum([type(value) is str for value in given.values()]) + ("id" in members)
+    names, nested = len(given), given.pop("parameters", _NOTHING)
+    # Within `parameters` an id is an ordinary parameter.
+    if not isinstance(nested, dict) or "id" in nested or not given.keys().isdisjoint(nested):
+        return None
+    names, given = names + len(nested), given | nested
+    types = [*map(type, given.values())]
     quotes = body.count(b'"') - body.count(b'\\"')
-    return None if len(given) < len(pairs) or quotes != 2 * (names + texts) else _sorted(given, id)
+    return None if dict in types or quotes != 2 * (names + types.count(str)) else _sorted(given)
 
 
-def _sorted(given: dict[str, Scalar], id: str) -> Given | None:
+def _sorted(given: dict[str, Any]) -> Given | None:
     """The text, the flags and the parameters among the members of a body; None: there is anything else."""
-    text, flags = given.pop("text_input", None), {}
-    parameters: dict[str, Scalar | list[Scalar]] = {}
-    found: dict[str, Scalar | list[Scalar]] = {}
+    text, id = given.pop("text_input", None), given.pop("id", "")
+    if not isinstance(text, str) or not isinstance(id, str):
+        return None
+    flags: dict[str, bool] = {}
+    parameters: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in given.items():
         tensor = INPUT.get(name)
         if tensor is None:
             parameters[name] = value
-        elif tensor.parameter:
+        elif tensor.parameter and tensor.parameter not in found:
             if tensor.datatype == "BYTES" and not isinstance(value, str):
                 return None
             # An empty text is TensorRT-LLM's "no words".
@@ -64,6 +62,4 @@ def _sorted(given: dict[str, Scalar], id: str) -> Given | None:
             flags[name] = value
         else:
             return None
-    if not isinstance(text, str):
-        return None
     return Given(texts=(text,), id=id, flags=flags, parameters=parameters | found)
