@@ -82,7 +82,8 @@ class AnthropicServer:
         origin = self._origin(route, body, call)
         if route.name == "count_tokens":
             return read_count(self._dialect, body, origin, call)
-        return read_messages(self._dialect, body, origin, call)
+        plain = read_plain_messages(self._dialect, body, origin, call)
+        return plain or read_messages(self._dialect, body, origin, call)
 
     def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
         """A plain conversation, as `decode` reads it.

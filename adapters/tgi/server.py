@@ -88,7 +88,7 @@ class TgiServer:
         """Decode a request."""
         if route.kind == "tokenize":
             return read_tokenize(self._dialect, route.name, body, call)
-        return read_generate(self._dialect, route.name, body, call)
+        return self._plain.read(route.name, body, call) or read_generate(self._dialect, route.name, body, call)
 
     def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
         """A plain request, as `decode` reads it.

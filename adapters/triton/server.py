@@ -99,7 +99,7 @@ class TritonServer:
         card = describe.model(call)
         try:
             if route.name.startswith("generate"):
-                given = generate_body.read(body, card, self.dialect)
+                given = read_plain(body, card, self.dialect) or generate_body.read(body, card, self.dialect)
             else:
                 given = infer.read(body, call.headers, card, self.dialect.limits.max_input_bytes)
         except MalformedBody as error:
@@ -113,16 +113,9 @@ class TritonServer:
         Raises:
             schemas.errors.RequestError: it breaks a rule of the protocol.
         """
-        if not route.name.startswith("generate"):
+        if not route.name.startswith("generate") or len(body) > SMALL:
             return None
-        card = describe.model(call)
-        given = read_plain(body, card, self.dialect)
-        if given is not None:
-            request = to_generate(given, route, call, card, self.dialect, body)
-        elif len(body) <= SMALL:
-            request = self.decode(route, body, call)
-        else:
-            return None
+        request = self.decode(route, body, call)
         return None if request.unknown else request
 
     def encoder(self, request: Generate) -> FrameEncoder:

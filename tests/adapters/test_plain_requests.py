@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,10 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters import anthropic, databricks, openai, tgi, triton
+from adapters.anthropic.decode import read_messages
 from adapters.base import Call, Route
 from adapters.optional import PlainCodec
+from adapters.tgi.decode import read_generate
+from adapters.triton.generate import body as generate_body
+from adapters.triton.generate.request import to_generate
 from schemas.catalog import Catalog, ModelCard, TensorNames
-from schemas.errors import GatewayError
+from schemas.errors import GatewayError, MalformedBody
 from schemas.ir import Generate
 
 CARDS = {
@@ -66,7 +71,7 @@ FIELDS = {
 }
 FIELDS["databricks"] = FIELDS["openai"]
 PARAMETERS = {
-    "tgi": (*tgi.DIALECTS["tgi"].requests.parameters, "new"),
+    "tgi": (*tgi.ADAPTER.dialects["tgi"].requests.parameters, "new"),
     "triton": (*FIELDS["triton"], "stop", "n", "logprobs", "top_k", "top_p", "ignore_eos", "lora_name", "parameters"),
 }
 USUAL: dict[str, dict[str, Any]] = {
@@ -84,6 +89,31 @@ def server(name: str, dialect: str) -> tuple[Any, Route, Call]:
     path, values = PATHS[name]
     route = next(each for each in codec.routes if each.path == path)
     return codec, route, Call(CALL.id, CALL.catalog, values, CALL.headers)
+
+
+def by_full_way(name: str, codec: Any, route: Route, body: bytes, call: Call) -> Generate:
+    """The request that a body is read as, without the one step."""
+    dialect = codec.dialect if name == "triton" else codec._dialect
+    if name == "anthropic":
+        return read_messages(dialect, body, codec._origin(route, body, call), call)
+    if name == "tgi":
+        return read_generate(dialect, route.name, body, call)
+    if name == "triton":
+        card = CARDS[call.path["model"]]
+        return to_generate(generate_body.read(body, card, dialect), route, call, card, dialect, body)
+    full = type(codec)(dialect)
+    full._plain_chats._template = None
+    request = full.decode(route, body, call)
+    assert isinstance(request, Generate)
+    return request
+
+
+def result(read: Callable[..., Generate | None], *given: Any) -> tuple[Generate | None, GatewayError | None]:
+    """What is read, and what it is refused with."""
+    try:
+        return read(*given), None
+    except GatewayError as error:
+        return None, error
 
 
 def written(members: list[tuple[str, Any]]) -> str:
@@ -114,12 +144,14 @@ def bodies(draw: Any, name: str) -> bytes:
 def test_they_are_read_as_by_decode(name: str, dialect: str, data: st.DataObject) -> None:
     codec, route, call = server(name, dialect)
     body = data.draw(bodies(name))
-    try:
-        plain = codec.read_plain(route, body, call)
-    except GatewayError:
-        plain = None
+    plain, refusal = result(codec.read_plain, route, body, call)
+    if refusal is not None:
+        _, full = result(by_full_way, name, codec, route, body, call)
+        assert type(full) is type(refusal)
+        # Triton's words for a body that is not JSON are put around it later.
+        assert isinstance(full, MalformedBody) or str(full) == str(refusal)
     if plain is not None:
-        assert plain == codec.decode(route, body, call)
+        assert plain == codec.decode(route, body, call) == by_full_way(name, codec, route, body, call)
         assert not plain.foreign_fields
 
 
