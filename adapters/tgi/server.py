@@ -9,12 +9,11 @@ from typing import ClassVar
 
 from adapters.base import Call, Reply, Route
 from adapters.rate_limits import openai_limit_headers
-from adapters.tgi.decode import read_generate, read_tokenize
+from adapters.tgi.decode import PlainRequests, read_generate, read_tokenize
 from adapters.tgi.describe import info
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.encode import encode_answer, encode_tokens
 from adapters.tgi.failures import failure_reply
-from adapters.tgi.plain import PlainRequests
 from adapters.tgi.stream import StreamWriter
 from schemas import tgi as wire
 from schemas.completion import Completion

@@ -315,8 +315,7 @@ class RemoteBackend:
         # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
         from_server = opened.returns_ids and filled == events
         mark = opened.response.header(TOKEN_IDS)
-        source = id_source(mark, from_server=from_server, retokenised=retokeniser is not None)
-        return marked(filled, source)
+        return marked(filled, id_source(mark, from_server=from_server, retokenised=retokeniser is not None))
 
     async def _begin(self, request: Generate, deadline: float) -> tuple[Opened, EventReader | None]:
         """The beginning of the answer.

@@ -92,7 +92,7 @@ class Lane:
         service, operation, key = self._service, self._operation, None
         if service.draining or service.running >= service.limits.max_concurrent_requests:
             return None
-        if len(body) > service.limits.max_body:
+        if len(body) > service.limits.max_body or not service.router.asks_directly:
             return None
         if self._digest is not None and (key := service.keys.usual(self._digest)) is None:
             return None
