@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from gateway.http.direct import lane
 from gateway.http.direct.stream import StreamedRequest
 from gateway.server import client_connection
 from gateway.server.direct_way import DirectWay
-from tests.faults.upstream import END, STREAM, Close, Hang, Reset, Step, Wait, chunk, response
+from tests.faults.upstream import END, STREAM, Close, Hang, Pause, Reset, Step, Wait, chunk, response
 from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, OPENAI, REQUESTS, Form, Request, streamed
 from tests.gateway.http.direct.gateways import WHOLE, Gateway, gateway, warm
 from tests.gateway.serving import override
@@ -158,13 +159,20 @@ def plays(draw: Any, bodies: dict[str, list[bytes]]) -> tuple[Step, ...]:
         return OTHER_ANSWERS[draw(st.sampled_from([*OTHER_ANSWERS]))]
     head = HEADS[draw(st.sampled_from(["usual"] * 5 + [*HEADS]))]
     frame = "no length" if b"chunked" not in head else draw(st.sampled_from(["chunks"] * 4 + [*FRAMES][:-1]))
-    data = head + FRAMES[frame](bodies[draw(st.sampled_from(["plain", "no role", "long"] * 4 + [*bodies]))])
+    events = bodies[draw(st.sampled_from(["plain", "no role", "long", "no usage"] * 4 + [*bodies]))]
+    data = head + FRAMES[frame](events)
     last = draw(st.sampled_from([END, END, END, Close(), Reset()])) if frame != "no length" else Close()
     if draw(st.integers(0, 4)) == 0 and not isinstance(last, bytes):
         data = data[: draw(st.integers(0, len(data)))]
-    places = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
+    # A read of whole chunks is what most of a stream comes in.
+    ends = [end for end in accumulate(map(len, map(chunk, events)), initial=len(head)) if end <= len(data)]
+    place = st.sampled_from(ends or [0]) if frame == "chunks" and draw(st.booleans()) else st.integers(0, len(data))
+    places = sorted(draw(st.lists(place, max_size=6)))
     pieces = [data[begin:end] for begin, end in zip([0, *places], [*places, len(data)], strict=True)]
-    return (*filter(None, pieces), last)
+    steps: list[Step] = []
+    for piece in filter(None, pieces):
+        steps += [piece, Pause(0)]  # so that the gateway reads it by itself
+    return (*steps, last)
 
 
 def without_times(seen: dict[str, Any]) -> dict[str, Any]:
@@ -183,6 +191,24 @@ def test_streams_without_a_task_are_as_those_with_one(
     async def compare() -> None:
         for turn in turns:
             direct, usual = [without_times(await each.turn(*turn)) for each in gateways]
+            assert direct == usual
+
+    runner.run(compare())
+
+
+@pytest.mark.parametrize("body", ["long", "no usage", "not ASCII", "empty texts"])
+@pytest.mark.parametrize("client", STREAMS)
+def test_runs_in_whole_chunks_are_written_as_with_a_task(client: str, body: str, both: Any) -> None:
+    runner, gateways = both
+    plain = STREAMS[client][""]
+    events = BODIES[plain.form.object][body]
+    steps: list[Step] = [STREAM, Pause(0)]
+    for each in events:
+        steps += [chunk(each), Pause(0)]
+
+    async def compare() -> None:
+        for _ in range(2):  # the first one may have no idle connection
+            direct, usual = [without_times(await each.turn(plain, {}, (*steps, END))) for each in gateways]
             assert direct == usual
 
     runner.run(compare())
