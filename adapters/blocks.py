@@ -46,6 +46,10 @@ class Blocks:
         self._has_arguments = True  # of the open call
         self._late: list[tuple[Kind, str]] = []  # text that arrived during a call
 
+    def is_open(self, kind: Kind) -> bool:
+        """Whether the open block is text of a kind."""
+        return self._open == kind
+
     def feed(self, delta: Delta) -> Iterator[Step]:
         """The steps of a delta. `Finished`, the last delta, closes the open block.
 

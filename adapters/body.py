@@ -7,6 +7,7 @@ a body is decoded once, so the checked value is the one that is used.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -32,6 +33,9 @@ MAX_KEYS = 100_000
 MAX_ITEMS = 1_000_000
 """Commas in a body, including those within strings. A prompt of token ids has one comma per token."""
 
+SMALL = 1 << 16
+"""Bytes of a body that has less of everything than the limits above."""
+
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not JSON of the expected type."""
 
@@ -56,6 +60,24 @@ def read(body: bytes, type: type[T]) -> tuple[T, Unknown]:
         schemas.errors.InvalidRequest: a field is missing, of a wrong type, or out of bounds; `param` names it.
     """
     return convert(parse(body), type)
+
+
+def read_plain(decode: Callable[[bytes], T], body: bytes) -> T | None:
+    """What `read` makes of a small body, in one step.
+
+    Args:
+        decode: decodes to a struct that has no unknown fields, and none of any type, at any depth.
+        body: the body.
+
+    Returns:
+        None if the body is to be read, or refused, by `read`.
+    """
+    if len(body) > SMALL or _LONG_NUMBER in body.translate(_ANY_DIGIT):
+        return None
+    try:
+        return decode(body)
+    except UNREADABLE:
+        return None
 
 
 def convert(fields: Any, type: type[T]) -> tuple[T, Unknown]:

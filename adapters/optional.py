@@ -16,7 +16,8 @@ from adapters.base import (
     StreamEncoder,
 )
 from adapters.objects import Follow, Steps
-from schemas.ir import Embed, Embeddings, Events, FinishReason, Generate, Usage
+from schemas.completion import Completion
+from schemas.ir import Embed, Embeddings, Events, Generate
 from schemas.origin import Relay
 from schemas.scores import Score, Scores
 
@@ -53,14 +54,26 @@ class RunDecoder(Protocol):
 
 @runtime_checkable
 class FramedRunDecoder(Protocol):
-    """A decoder that finds runs which are relayed as they came, and in the transfer coding in which they did."""
+    """A decoder that finds runs of texts in the transfer coding in which they came.
+
+    The functions that it returns get whole chunks of that coding (RFC 9112, section 7.1).
+    """
 
     def framed_run(self) -> Callable[[bytes], int] | None:
         """What finds runs that are relayed as they came; None: there is nothing of the kind, until more was fed.
 
         Returns:
-            A function that gets whole chunks of the transfer coding (RFC 9112, section 7.1). It returns how many texts
-            they have; -1: they are something else, too, and their data is to be fed.
+            A function that returns how many texts the chunks have; -1: they are something else, too, and their data is
+            to be fed.
+        """
+        ...
+
+    def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:
+        """What finds runs that are not relayed; None: there is nothing of the kind, until more was fed.
+
+        Returns:
+            The choice that they add to, and a function that returns the texts of the chunks as they stand in JSON
+            strings, without an escape; None: they are something else, too, and their data is to be fed.
         """
         ...
 
@@ -69,46 +82,68 @@ class FramedRunDecoder(Protocol):
         ...
 
 
-_FINDS_FRAMED_RUNS: dict[type, bool] = {}
+@runtime_checkable
+class RunEncoder(Protocol):
+    """An encoder that writes runs of texts without decoding them."""
+
+    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:
+        """What writes texts that a choice gains, until more is fed; None: these are to be fed.
+
+        Returns:
+            A function that gets texts as they stand in JSON strings: UTF-8, none of them empty, without an escape and
+            line separators. It returns what `feed` does for a delta of each text.
+        """
+        ...
 
 
 def finds_framed_runs(decoder: object) -> TypeGuard[FramedRunDecoder]:
-    """Whether a decoder is a `FramedRunDecoder`: asked once for each class, as `isinstance` takes long to find out."""
-    known = _FINDS_FRAMED_RUNS.get(type(decoder))
+    """Whether a decoder is a `FramedRunDecoder`."""
+    return _has(decoder, FramedRunDecoder)
+
+
+def writes_runs(encoder: object) -> TypeGuard[RunEncoder]:
+    """Whether an encoder is a `RunEncoder`."""
+    return _has(encoder, RunEncoder)
+
+
+_KNOWN: dict[tuple[type, type], bool] = {}
+
+
+def _has(part: object, protocol: type) -> bool:
+    """Whether an object has a protocol: asked once for each class, as `isinstance` takes long to find out."""
+    known = _KNOWN.get((type(part), protocol))
     if known is None:
-        known = _FINDS_FRAMED_RUNS[type(decoder)] = isinstance(decoder, FramedRunDecoder)
+        known = _KNOWN[type(part), protocol] = isinstance(part, protocol)
     return known
 
 
-class RelayedWhole(msgspec.Struct, frozen=True):
-    """A whole answer that is sent on as it came: its body, and what of it is counted."""
-
-    body: bytes
-    reason: FinishReason
-    usage: Usage
-
-
 @runtime_checkable
-class PlainRelay(Protocol):
-    """The part of a client codec for plain answers that its own clients get as they came."""
+class PlainClient(Protocol):
+    """The part of a client codec for plain answers: one choice, and nothing of its tokens, not even their ids."""
 
-    def relays_plain(self, request: Generate) -> bool:
-        """Whether the answer to a request is one, be it whole or a stream."""
+    def answers_plainly(self, request: Generate) -> bool:
+        """Whether the answer to a request may be one, be it whole or a stream."""
         ...
 
-    def relayed_whole(self, body: bytes) -> RelayedWhole | None:
-        """The answer in a body of JSON with status 200; None: it is not plain, or to be refused by `decode`."""
+    def read_plain(self, request: Generate, body: bytes) -> Completion | None:
+        """The answer in a body of JSON with status 200, as the fold of what `decode` returns.
+
+        None: it is not plain, or to be refused by `decode`.
+        """
         ...
 
 
 @runtime_checkable
 class PlainCodec(Protocol):
-    """The part of a server codec that reads the plain requests of a protocol in one step."""
+    """The part of a server codec that reads the plain requests of a protocol: small ones for one text, and quickly."""
 
     def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
         """The request that `ServerCodec.decode` would read; None: that is to read or to refuse it.
 
         No plain request has fields that are unknown, kept or without effect.
+
+        Raises:
+            schemas.errors.RequestError: `decode` would refuse it, too.
         """
         ...
 
@@ -171,15 +206,9 @@ class ObjectCodec(Protocol):
         ...
 
 
-_HAS_OBJECTS: dict[type, bool] = {}
-
-
 def has_objects(codec: object) -> TypeGuard[ObjectCodec]:
-    """Whether a codec is an `ObjectCodec`: asked once for each class, as `isinstance` takes long to find out."""
-    known = _HAS_OBJECTS.get(type(codec))
-    if known is None:
-        known = _HAS_OBJECTS[type(codec)] = isinstance(codec, ObjectCodec)
-    return known
+    """Whether a codec is an `ObjectCodec`."""
+    return _has(codec, ObjectCodec)
 
 
 @runtime_checkable

@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, runtime_checkable
 
-from adapters.optional import RelayedWhole
 from backends.observation import Observer
-from schemas.ir import Events, Generate
+from schemas.completion import Completion
+from schemas.ir import Events, Generate, TokenIds
 
-Take = Callable[[RelayedWhole | None], None]
-"""Gets the answer, which is complete and counted; None: it is unusual, and a task is to go on."""
+
+class WholeSink(Protocol):
+    """Takes a whole answer. `go_on` and `end` are each the last call."""
+
+    def prepare(self, answer: Completion, token_ids: TokenIds) -> bool:
+        """Take the answer, without sending it, and where its token ids come from.
+
+        Returns:
+            False: nothing was taken, and a task is to go on.
+        """
+        ...
+
+    def end(self) -> None:
+        """Send the answer, which is counted."""
+        ...
+
+    def go_on(self) -> None:
+        """Have a task go on, of which nothing was taken."""
+        ...
 
 
 class StreamSink(Protocol):
@@ -34,6 +51,14 @@ class StreamSink(Protocol):
         """Take chunks of the transfer coding (RFC 9112, section 7.1) with so many texts and nothing else."""
         ...
 
+    def writes_runs(self, choice: int) -> bool:
+        """Whether `write_run` may be called for texts of a choice, until more events are taken."""
+        ...
+
+    def write_run(self, texts: list[bytes]) -> None:
+        """Take texts of that choice, at least one, as they stand in JSON strings (`adapters.optional.RunEncoder`)."""
+        ...
+
     def end(self) -> None:
         """The answer is complete."""
         ...
@@ -50,8 +75,8 @@ class StreamSink(Protocol):
 class DirectExchange(Protocol):
     """A connection lent to a request, to which nothing was sent yet. One of the first three calls must follow."""
 
-    def send(self, observer: Observer, take: Take) -> None:
-        """Send a request that is not for a stream, and have `take` called once."""
+    def send(self, observer: Observer, sink: WholeSink) -> None:
+        """Send a request that is not for a stream, whose answer the sink gets."""
         ...
 
     def stream(self, observer: Observer, sink: StreamSink) -> None:

@@ -1,10 +1,13 @@
-"""Where the CPU time of a request goes, by layer: `python -m benchmarks.budget [--requests 2000] [--rounds 15]`.
+"""Where the CPU time of a request goes, by layer.
+
+    python -m benchmarks.budget [--requests 2000] [--rounds 15] [--protocols openai tgi]
 
 The worker's own code from a client's bytes to the answer's bytes, with the upstream's answers given at once: both
 sockets are objects of this process. So the figures have no kernel, no other process and no waiting in them, and the
 least of the rounds repeats within a few percent on a busy machine. Keys, the log line, metrics and the upstream call
 are on; the line goes to `/dev/null`. Shares by layer are cProfile's own time of each function, scaled to what a request
-takes without the profiler; C code counts for its caller.
+takes without the profiler; C code counts for its caller. All of it for each protocol's clients in front of a server of
+OpenAI's, and its ratio to that of OpenAI's clients.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import uvloop
 
 from backends.transport.connection import Connection
 from benchmarks import upstream
-from benchmarks.gateway import KEY, written
+from benchmarks.gateway import BODIES, KEY, written
 from benchmarks.remote import CONFIG
 from benchmarks.remote import upstream as started
 from gateway.app import create_app
@@ -136,28 +139,43 @@ class Loop(uvloop.Loop):
         return near, protocol
 
 
-async def measured(app: Any, config: Config, requests: int, rounds: int) -> None:
-    """Run and print."""
+SHAPES = (("whole", False, 1), ("single", True, 200), ("bursts", True, 200))
+"""An upstream's model, whether its answers are streams, and their chunks."""
+
+
+async def measured(app: Any, config: Config, requests: int, rounds: int, protocols: list[str]) -> None:
+    """Run and print: what each protocol costs in front of a server of OpenAI's, and what that is beside the first."""
     async with app.lifespan():
         while app.state.service.health.status != "ready":  # noqa: ASYNC110 - a poll is what health is for
             await asyncio.sleep(0.01)
         client = Client(app, config)
-        for model, stream, count in (("whole", False, 1), ("single", True, 200), ("bursts", True, 200)):
+        for model, stream, count in SHAPES:
             asked = max(10, requests // count)
-            ask = partial(client.ask, written(model, "openai", stream=stream), b"0\r\n\r\n" if stream else b"}", asked)
-            await ask()
-            costs = []
-            for _ in range(rounds):
-                began = time.process_time()
-                await ask()
-                costs.append((time.process_time() - began) / asked / count * 1e6)
-            with cProfile.Profile(builtins=False) as profile:
-                await ask()
-            stats = pstats.Stats(profile)
-            calls = stats.total_calls / asked / count  # type: ignore[attr-defined]
-            print(f"{model:8} median {median(costs):7.1f} µs, least {min(costs):7.1f} µs, {calls:6.1f} calls")
-            for layer, share in shares(stats):
-                print(f"    {layer:34} {share * min(costs):6.1f} µs  {share * 100:4.0f} %")
+            asks = {
+                protocol: partial(client.ask, written(model, protocol, stream=stream), b"0\r\n\r\n" if stream else b"}")
+                for protocol in protocols
+            }
+            costs: dict[str, list[float]] = {protocol: [] for protocol in protocols}
+            for ask in asks.values():
+                await ask(asked)
+            for _ in range(rounds):  # interleaved, so that drift of the machine affects all alike
+                for protocol, ask in asks.items():
+                    began = time.process_time()
+                    await ask(asked)
+                    costs[protocol].append((time.process_time() - began) / asked / count * 1e6)
+            first = min(costs[protocols[0]])
+            for protocol, ask in asks.items():
+                with cProfile.Profile(builtins=False) as profile:
+                    await ask(asked)
+                stats = pstats.Stats(profile)
+                calls = stats.total_calls / asked / count  # type: ignore[attr-defined]
+                least, middle = min(costs[protocol]), median(costs[protocol])
+                print(
+                    f"{protocol:10} {model:8} median {middle:7.1f} µs, least {least:7.1f} µs, {calls:6.1f} calls, "
+                    f"{least / first:.2f} times {protocols[0]}'s"
+                )
+                for layer, share in shares(stats):
+                    print(f"    {layer:34} {share * least:6.1f} µs  {share * 100:4.0f} %")
 
 
 def shares(stats: pstats.Stats) -> list[tuple[str, float]]:
@@ -174,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--protocols", nargs="+", choices=[*BODIES], default=[*BODIES])
     given = parser.parse_args()
     os.environ["BENCH_KEY"] = KEY
     upstream.PAUSE = 0
@@ -186,7 +205,7 @@ def main() -> None:
         gc.set_threshold(50_000, 20, 50)
 
         with asyncio.Runner(loop_factory=Loop) as runner:
-            runner.run(measured(app, config, given.requests, given.rounds))
+            runner.run(measured(app, config, given.requests, given.rounds, given.protocols))
 
 
 if __name__ == "__main__":

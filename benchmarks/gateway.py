@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CONFIG = """
+CONFIG = (
+    """
 [server]
 keys_env = "BENCH_KEY"
 limits = { max_requests_per_connection = 1000000 }
@@ -33,9 +34,12 @@ kind = "scripted"
 whole = { texts = ["The quick brown fox jumps over the lazy dog."], burst = 64 }
 single = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 20 }
 bursts = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 20, burst = 10 }
-""" + "".join(
-    f'[endpoints.{name}]\nserved_entities = [{{ name = "{name}", backend = "scripted" }}]\n'
-    for name in ("whole", "single", "bursts")
+"""
+    + "".join(
+        f'[endpoints.{name}]\nserved_entities = [{{ name = "{name}", backend = "scripted" }}]\n'
+        for name in ("whole", "single", "bursts")
+    )
+    + "".join(f'[[server.mounts]]\nprefix = "/{name}"\nendpoint = "{name}"\n' for name in ("whole", "single", "bursts"))
 )
 KEY = "bench"
 
@@ -90,7 +94,17 @@ def _databricks(model: str, stream: bool) -> tuple[str, str]:
     return f"/serving-endpoints/{model}/invocations", body
 
 
-BODIES = {"openai": _openai, "databricks": _databricks, "triton": _triton}
+def _anthropic(model: str, stream: bool) -> tuple[str, str]:
+    _, body = _openai(model, stream)
+    return "/v1/messages", f'{body[:-1]},"max_tokens":2000}}'
+
+
+def _tgi(model: str, stream: bool) -> tuple[str, str]:
+    call = "generate_stream" if stream else "generate"
+    return f"/{model}/{call}", '{"inputs":"What?","parameters":{"max_new_tokens":2000}}'
+
+
+BODIES = {"openai": _openai, "databricks": _databricks, "anthropic": _anthropic, "tgi": _tgi, "triton": _triton}
 
 
 async def drive(

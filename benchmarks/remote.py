@@ -21,16 +21,20 @@ from contextlib import contextmanager
 from benchmarks.gateway import free_port, report, server, steady, written
 
 ROUNDS = 5
-CONFIG = """
+CONFIG = (
+    """
 [server]
 keys_env = "BENCH_KEY"
 limits = {{ max_requests_per_connection = 1000000 }}
 [backends.far]
 kind = "openai"
 url = "http://127.0.0.1:{port}/v1"
-""" + "".join(
-    f'[endpoints.{name}]\nserved_entities = [{{{{ name = "{name}", backend = "far" }}}}]\n'
-    for name in ("whole", "single", "bursts", "paced")
+"""
+    + "".join(
+        f'[endpoints.{name}]\nserved_entities = [{{{{ name = "{name}", backend = "far" }}}}]\n'
+        for name in ("whole", "single", "bursts", "paced")
+    )
+    + "".join(f'[[server.mounts]]\nprefix = "/{name}"\nendpoint = "{name}"\n' for name in ("whole", "single", "bursts"))
 )
 
 

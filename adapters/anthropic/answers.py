@@ -6,6 +6,8 @@ The content of a stream is a sequence of blocks, one open at a time: text, think
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from adapters.anthropic.dialects import Dialect
@@ -102,6 +104,14 @@ class StreamWriter:
             elif isinstance(event, Usage):
                 out.append(self._end(event))
         return b"".join(out)
+
+    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:  # noqa: ARG002 - there is one
+        """What writes texts alone, until more is fed; None: these are to be fed."""
+        if self._relaying or not self._blocks.is_open("text"):
+            return None
+        before, after = self._around_text[0] + b'"', b'"' + self._around_text[1]
+        between = after + before
+        return lambda texts: before + between.join(texts) + after
 
     def fail(self, error: GatewayError) -> bytes:
         """The error event that ends the stream."""

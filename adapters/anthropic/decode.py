@@ -29,7 +29,22 @@ def read_messages(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
     Raises:
         schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
     """
-    given, extra, unread = _read(dialect, body, wire.MessagesRequest)
+    return read_given(dialect, *_read(dialect, body, wire.MessagesRequest), origin, call)
+
+
+def read_given(
+    dialect: Dialect,
+    given: wire.MessagesRequest,
+    extra: Unknown,
+    unread: tuple[Unread, ...],
+    origin: Origin,
+    call: Call,
+) -> Generate:
+    """The request of a body that is decoded, with what of it is unknown or was set aside.
+
+    Raises:
+        schemas.errors.RequestError: it breaks a rule of the protocol.
+    """
     _check(dialect, given)
     tools = _tools(dialect, given.tools or ())
     choice = _choice(given.tool_choice, tools, unread)

@@ -15,6 +15,7 @@ from adapters.anthropic.batches import BATCH_ROUTES, AnthropicBatches
 from adapters.anthropic.decode import read_count, read_messages
 from adapters.anthropic.describe import list_models, retrieve_model
 from adapters.anthropic.dialects import Dialect
+from adapters.anthropic.plain import read_plain_messages
 from adapters.anthropic.relay import relayed_headers
 from adapters.base import Call, RawHeaders, Reply, Route
 from adapters.batches import BatchCodec
@@ -78,10 +79,22 @@ class AnthropicServer:
         Raises:
             schemas.errors.RequestError: the body cannot be read or breaks a rule of the protocol.
         """
-        origin = Origin("anthropic", self._dialect.name, route.name, body, relayed_headers(call.headers))
+        origin = self._origin(route, body, call)
         if route.name == "count_tokens":
             return read_count(self._dialect, body, origin, call)
-        return read_messages(self._dialect, body, origin, call)
+        plain = read_plain_messages(self._dialect, body, origin, call)
+        return plain or read_messages(self._dialect, body, origin, call)
+
+    def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
+        """A plain conversation, as `decode` reads it.
+
+        Raises:
+            schemas.errors.RequestError: it breaks a rule of the protocol.
+        """
+        return read_plain_messages(self._dialect, body, self._origin(route, body, call), call)
+
+    def _origin(self, route: Route, body: bytes, call: Call) -> Origin:
+        return Origin("anthropic", self._dialect.name, route.name, body, relayed_headers(call.headers))
 
     def encoder(self, request: Generate) -> StreamWriter:
         """A writer for the streamed answer to `request`."""

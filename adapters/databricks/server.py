@@ -174,10 +174,16 @@ class DatabricksServer(OpenAIServer):
                 name = min(change.unknown)
                 raise InvalidRequest(self._dialect.wording.unknown_field.format(name=name), param=name)
             return change
+        return self.read_plain(route, body, call) or read_request(self._dialect, route, body, call)
+
+    def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
+        """A plain chat, as `decode` reads it.
+
+        Raises:
+            schemas.errors.InvalidRequest: it breaks a rule that Databricks adds.
+        """
         plain = self._plain_chats.read(route.name, body, call, endpoint(call))
-        if plain is not None:
-            return checked(self._dialect, plain, call)
-        return read_request(self._dialect, route, body, call)
+        return None if plain is None else checked(self._dialect, plain, call)
 
     def encode_embeddings(self, request: Embed, answer: Embeddings) -> Reply:
         """The answer to a request for embeddings, which has an id here."""

@@ -7,10 +7,10 @@ from adapters.openai.dialects import Dialect
 from adapters.openai.relay import relayed_operations, write_relay
 from adapters.openai.remote.decode_answer import StreamReader, read_answer
 from adapters.openai.remote.embeddings import read_embeddings, write_embed
-from adapters.openai.remote.encode_request import is_chat_call, relays_answer, same_dialect, write_body
+from adapters.openai.remote.encode_request import is_chat_call, same_dialect, write_body
 from adapters.openai.remote.failures import remote_failure
 from adapters.openai.remote.plain_answer import read_plain_answer
-from adapters.optional import RelayedWhole
+from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
 from schemas.left_out import PLACES, left_out
@@ -45,14 +45,14 @@ class OpenAIClient:
         """The whole answer to `request`, as the complete stream of its events."""
         return read_answer(self._dialect, request, reply)
 
-    def relays_plain(self, request: Generate) -> bool:
-        """Whether the client speaks this dialect, and nothing of its answer is read but the end and the usage."""
+    def answers_plainly(self, request: Generate) -> bool:
+        """Whether one text is asked for, without its tokens and its prompt."""
         is_one = request.n == 1 and len(request.prompts) == 1
-        return is_one and not (request.logprobs or request.prompt_logprobs) and relays_answer(self._dialect, request)
+        return is_one and not (request.logprobs or request.prompt_logprobs or request.echo)
 
-    def relayed_whole(self, body: bytes) -> RelayedWhole | None:
-        """The end and the usage of a plain answer."""
-        return read_plain_answer(self._dialect, body)
+    def read_plain(self, request: Generate, body: bytes) -> Completion | None:
+        """A plain answer; None of any other."""
+        return read_plain_answer(self._dialect, request, body)
 
     def encode_embed(self, request: Embed) -> Outbound:
         """Write a request for embeddings."""

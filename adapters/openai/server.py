@@ -208,6 +208,9 @@ class OpenAIServer:
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The whole answer to `request`: a chat, a completion or a response."""
+        # The fast path: only chats and completions are relayed.
+        if answer.relayed is not None and request.stored_items is None:
+            return Reply(answer.relayed)
         created = int(self._now())
         if _is_response(request):
             return encode_response(request, answer, created)

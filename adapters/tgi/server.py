@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from adapters.base import Call, Reply, Route
 from adapters.rate_limits import openai_limit_headers
-from adapters.tgi.decode import read_generate, read_tokenize
+from adapters.tgi.decode import PlainRequests, read_generate, read_tokenize
 from adapters.tgi.describe import info
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.encode import encode_answer, encode_tokens
@@ -81,12 +81,21 @@ class TgiServer:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
+        self._plain = PlainRequests(dialect)
 
     def decode(self, route: Route, body: bytes, call: Call) -> Generate | Tokenize:
         """Decode a request."""
         if route.kind == "tokenize":
             return read_tokenize(self._dialect, route.name, body, call)
-        return read_generate(self._dialect, route.name, body, call)
+        return self._plain.read(route.name, body, call) or read_generate(self._dialect, route.name, body, call)
+
+    def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
+        """A plain request, as `decode` reads it.
+
+        Raises:
+            schemas.errors.RequestError: it breaks a rule of the dialect.
+        """
+        return self._plain.read(route.name, body, call)
 
     def encoder(self, request: Generate) -> StreamWriter:
         """The encoder of the streamed answer to `request`."""

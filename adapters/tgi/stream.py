@@ -6,7 +6,7 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from msgspec import UNSET
@@ -42,6 +42,7 @@ class StreamWriter:
         self._finished: Finished | None = None
         self._last = _NO_TOKEN
         self._relaying = False
+        self._around: tuple[bytes, ...] = ()  # the bytes of a frame before its index, and before and after its text
 
     def feed(self, events: Events) -> bytes:
         """The frames of these events."""
@@ -66,6 +67,31 @@ class StreamWriter:
             elif isinstance(event, Usage) and self._finished is not None:
                 out.append(self._last_frame(self._finished, event))
         return b"".join(out)
+
+    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:  # noqa: ARG002 - there is one
+        """What writes texts alone, until more is fed; None: these are to be fed."""
+        answers = self._dialect.answers
+        if self._relaying or answers.full_text:
+            return None
+        if not self._around:
+            frame = _json(StreamResponse(token=wire_token(self._dialect, Token(None, ""))))
+            before, after = frame[1:].split(b'""')
+            self._around = self._prefix + b"{", before + b'"', b'"' + after + b"\n\n"
+        return self._numbered if answers.index else self._unnumbered
+
+    def _numbered(self, texts: list[bytes]) -> bytes:
+        first, (begin, before, after) = self._index + 1, self._around
+        self._index += len(texts)
+        self._texts.append(b"".join(texts).decode())
+        frames = [
+            b'%b"index":%d,%b%b%b' % (begin, number, before, text, after) for number, text in enumerate(texts, first)
+        ]
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def _unnumbered(self, texts: list[bytes]) -> bytes:
+        begin, before, after = self._around
+        self._texts.append(b"".join(texts).decode())
+        return begin + before + (after + begin + before).join(texts) + after
 
     def fail(self, error: GatewayError) -> bytes:
         """The error as a frame, which ends the stream."""

@@ -12,11 +12,13 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from adapters.base import Call, Reply, Route
+from adapters.body import SMALL
 from adapters.rate_limits import openai_limit_headers
 from adapters.triton import describe, failures, infer
 from adapters.triton.dialects import Dialect
 from adapters.triton.generate import body as generate_body
 from adapters.triton.generate.encode import EVENT_STREAM, FrameEncoder, Values, Writer, frame, id_headers
+from adapters.triton.generate.plain import read_plain
 from adapters.triton.generate.request import outputs_of, to_generate
 from schemas.completion import Completion
 from schemas.errors import BackendError, GatewayError, InternalError, MalformedBody
@@ -97,13 +99,24 @@ class TritonServer:
         card = describe.model(call)
         try:
             if route.name.startswith("generate"):
-                given = generate_body.read(body, card, self.dialect)
+                given = read_plain(body, card, self.dialect) or generate_body.read(body, card, self.dialect)
             else:
                 given = infer.read(body, call.headers, card, self.dialect.limits.max_input_bytes)
         except MalformedBody as error:
             # The dialect's own sentence around the decoder's reason.
             raise MalformedBody(self.dialect.wording.malformed.format(reason=error.message)) from None
         return to_generate(given, route, call, card, self.dialect, body)
+
+    def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
+        """A plain request of the generate extension, as `decode` reads it.
+
+        Raises:
+            schemas.errors.RequestError: it breaks a rule of the protocol.
+        """
+        if not route.name.startswith("generate") or len(body) > SMALL:
+            return None
+        request = self.decode(route, body, call)
+        return None if request.unknown else request
 
     def encoder(self, request: Generate) -> FrameEncoder:
         """The encoder of the streamed answer to `request`."""
@@ -112,7 +125,8 @@ class TritonServer:
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The complete answer to `request`. On `generate_stream` with `stream: false` it is one frame."""
         reply = self._whole(request, answer) if answer.relayed is None else Reply(answer.relayed)
-        return msgspec.structs.replace(reply, headers=reply.headers + id_headers(request, answer.token_ids))
+        ids = id_headers(request, answer.token_ids)
+        return msgspec.structs.replace(reply, headers=reply.headers + ids) if ids else reply
 
     def _whole(self, request: Generate, answer: Completion) -> Reply:
         values = Values(request, self.dialect).whole(answer)

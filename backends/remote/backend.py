@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from adapters.base import Reply
+from adapters.base import TOKEN_IDS, Reply
 from adapters.optional import EmbeddingCodec, RelayCodec
 from backends.base import Capabilities, Feature, Health, Sink
 from backends.observation import Upstream, retried
@@ -277,7 +277,7 @@ class RemoteBackend:
 
     def exchange(self, request: Generate) -> RemoteExchange | None:
         """An exchange without a task (`backends.direct`)."""
-        if self._direct is None or request.overflow != "refuse":
+        if self._direct is None or request.overflow == "drop_turns":
             return None
         return self._direct.exchange(self._with_remote_model(request) if self._options.models else request)
 
@@ -314,8 +314,8 @@ class RemoteBackend:
         filled = events if retokeniser is None else retokeniser.fill(events)
         # Only if the retokeniser had nothing to fill in does the server return ids where its protocol has them.
         from_server = opened.returns_ids and filled == events
-        source = id_source(opened.response, from_server=from_server, retokenised=retokeniser is not None)
-        return marked(filled, source)
+        mark = opened.response.header(TOKEN_IDS)
+        return marked(filled, id_source(mark, from_server=from_server, retokenised=retokeniser is not None))
 
     async def _begin(self, request: Generate, deadline: float) -> tuple[Opened, EventReader | None]:
         """The beginning of the answer.

@@ -1,4 +1,4 @@
-"""The fast path to a server: asks it without a task, where its answer goes to the client as it came.
+"""The fast path to a server: asks it for a plain answer without a task.
 
 Everything that may be unusual is left to the way through a task, which goes on with what was sent: an error, an answer
 that is not plain, a connection that is lost, a deadline. Only an answer that is complete is counted here, and a stream
@@ -13,11 +13,12 @@ from typing import Any
 
 import msgspec
 
-from adapters.optional import PlainRelay
-from backends.direct import StreamSink, Take
+from adapters.optional import PlainClient
+from backends.direct import StreamSink, WholeSink
 from backends.observation import Attempt, Observer, Upstream
 from backends.remote.asking import Spoken, encoded
 from backends.remote.direct_stream import Counts, DirectStream
+from backends.remote.id_source import plain_id_source
 from backends.remote.options import Timeouts
 from backends.transport import Exchanger, Transport
 from backends.transport.begun import BegunExchange
@@ -33,13 +34,13 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         transport: its direct client.
         codecs: the protocols that it speaks.
-        relay: the first of them, whose answers are relayed.
+        plain: the first of them, which reads plain answers.
         upstream, timeouts, counts: the backend's.
     """
 
     transport: Transport
     codecs: Sequence[Spoken]
-    relay: PlainRelay
+    plain: PlainClient
     upstream: Upstream
     timeouts: Timeouts
     counts: Counts
@@ -49,14 +50,14 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
         cls, client: Exchanger, codecs: Sequence[Spoken], upstream: Upstream, timeouts: Timeouts, counts: Counts
     ) -> DirectAsking | None:
         """What asks a server so; None where its client or its protocol needs a task."""
-        relay = codecs[0].codec
-        if not isinstance(client, Transport) or not isinstance(relay, PlainRelay):
+        plain = codecs[0].codec
+        if not isinstance(client, Transport) or not isinstance(plain, PlainClient):
             return None
-        return cls(client, codecs, relay, upstream, timeouts, counts)
+        return cls(client, codecs, plain, upstream, timeouts, counts)
 
     def exchange(self, request: Generate) -> RemoteExchange | None:
         """An exchange for a request as the server is to get it; None: it is to be asked in a task."""
-        if not self.relay.relays_plain(request):
+        if not self.plain.answers_plainly(request):
             return None
         try:
             codec, outbound = encoded(self.codecs, request)
@@ -71,19 +72,19 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
 class RemoteExchange:
     """One exchange (`backends.direct.DirectExchange`)."""
 
-    __slots__ = ("_asking", "_attempt", "_begun", "_request", "_stream", "_take")
+    __slots__ = ("_asking", "_attempt", "_begun", "_request", "_sink", "_stream")
 
     def __init__(self, asking: DirectAsking, request: Generate, begun: BegunExchange) -> None:
         self._asking = asking
         self._request = request
         self._begun = begun
         self._stream: DirectStream | None = None
-        self._take: Take | None = None
+        self._sink: WholeSink | None = None
 
-    def send(self, observer: Observer, take: Take) -> None:
+    def send(self, observer: Observer, sink: WholeSink) -> None:
         """Send the request."""
         self._attempt: Attempt = observer.attempt(self._asking.upstream, self._request.model)
-        self._take = take
+        self._sink = sink
         self._begun.send(self._hear, self._asking.timeouts.whole)
 
     def stream(self, observer: Observer, sink: StreamSink) -> None:
@@ -115,7 +116,7 @@ class RemoteExchange:
 
     def hand_over(self) -> Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]:
         """Leave what was sent to a task. The attempt is counted there."""
-        self._stream = None  # whose sink has this exchange, as below
+        self._stream = self._sink = None  # which have this exchange, as below
         self._begun.stop()
         return self._begun.going_on
 
@@ -124,16 +125,18 @@ class RemoteExchange:
         if not begun.connection.settled:
             return
         begun.stop()
-        take, self._take = self._take, None  # which has this exchange: no circle is left to the garbage collector
-        assert take is not None
+        sink, self._sink = self._sink, None  # which has this exchange: no circle is left to the garbage collector
+        assert sink is not None
         body = begun.whole(_JSON)
         try:
-            answer = None if body is None else asking.relay.relayed_whole(body)
+            answer = None if body is None else asking.plain.read_plain(self._request, body)
         except Exception:  # whatever it is, the task finds it, too
             answer = None
-        if answer is not None:
-            begun.finish()
-            asking.counts.budget.deposit()
-            self._attempt.end()
-            asking.counts.breaker.record_success()
-        take(answer)
+        if answer is None or not sink.prepare(answer, plain_id_source(begun.connection.headers)):
+            sink.go_on()
+            return
+        begun.finish()
+        asking.counts.budget.deposit()
+        self._attempt.end()
+        asking.counts.breaker.record_success()
+        sink.end()

@@ -17,6 +17,7 @@ from adapters.optional import FramedRunDecoder, finds_framed_runs
 from backends.direct import StreamSink
 from backends.observation import Attempt
 from backends.remote.event_stream import AnswerDecoder, idle_error, truncated_error
+from backends.remote.id_source import marked, plain_id_source
 from backends.remote.resilience.breaker import Breaker
 from backends.remote.resilience.retry import RetryBudget
 from backends.transport.begun import BegunExchange
@@ -59,6 +60,7 @@ class DirectStream(AnswerDecoder):
         "_connection",
         "_count_framed",
         "_counts",
+        "_find_texts",
         "_idle",
         "_make_decoder",
         "_passed_by",
@@ -128,7 +130,7 @@ class DirectStream(AnswerDecoder):
 
     def _begin(self, events: Events) -> None:
         try:
-            if not self._sink.begin(events):
+            if not self._sink.begin(marked(events, plain_id_source(self._connection.headers))):
                 self._sink.go_on()
                 return
         except Exception as error:
@@ -203,9 +205,15 @@ class DirectStream(AnswerDecoder):
         self._connection.listen(self._read, None if self._sink.full else self._connection.time() + self._idle)
 
     def _look_for_runs(self) -> None:
-        if self._runs is not None and (found := self._runs.framed_run()) is not None:
+        runs = self._runs
+        if runs is None:
+            return
+        if (found := runs.framed_run()) is not None:
             self._count_framed = found
             self._connection.relay = self._relay
+        elif (texts := runs.framed_texts()) is not None and self._sink.writes_runs(texts[0]):
+            self._find_texts = texts[1]
+            self._connection.relay = self._pass_on
 
     def _relay(self, data: bytes) -> bool:
         """Have the sink take a run of texts as it came; False if it is none."""
@@ -215,6 +223,17 @@ class DirectStream(AnswerDecoder):
         self._passed_by += texts
         connection.deadline.at = connection.time() + self._idle  # before the sink may be full: then nothing is late
         sink.relay(data, texts)
+        return True
+
+    def _pass_on(self, data: bytes) -> bool:
+        """Have the sink write a run of texts in its client's protocol; False if it is none."""
+        connection, sink = self._connection, self._sink
+        if sink.full or (texts := self._find_texts(data)) is None:
+            return False
+        connection.deadline.at = connection.time() + self._idle
+        if texts:
+            self._passed_by += len(texts)
+            sink.write_run(texts)
         return True
 
     def _ended(self, events: Events) -> bool:

@@ -6,23 +6,37 @@ from typing import get_args
 
 import msgspec
 
-from adapters.base import TOKEN_IDS
-from backends.transport import Response
+from adapters.base import TOKEN_IDS, RawHeaders
 from schemas.ir import Events, Started, TokenIds
 
 # "model" is left out: a gateway sends the header only for ids that may not be the model's (`token_id_headers`).
 _MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "model"}
 """What an upstream gateway of this project may say of its token ids in the header `TOKEN_IDS`."""
+_NAME = TOKEN_IDS.encode()
 
 
-def id_source(response: Response, *, from_server: bool, retokenised: bool) -> TokenIds:
-    """The source of an answer's token ids. A gateway like this one marks its own answers."""
+def id_source(mark: str, *, from_server: bool, retokenised: bool) -> TokenIds:
+    """The source of an answer's token ids.
+
+    Args:
+        mark: the answer's header `TOKEN_IDS`; "" without one. A gateway like this one marks its own answers.
+        from_server: whether the server has returned them.
+        retokenised: whether a tokenizer has filled in others.
+    """
     # An unknown value is ignored: other software may send a header of this name.
-    if mark := _MARKS.get(response.header(TOKEN_IDS)):
-        return mark
+    if known := _MARKS.get(mark):
+        return known
     if from_server:
         return "model"
     return "retokenised" if retokenised else "synthetic"
+
+
+def plain_id_source(headers: RawHeaders) -> TokenIds:
+    """The same of an answer without ids, by all its headers."""
+    for name, value in headers:
+        if name == _NAME:
+            return id_source(value.decode("latin-1"), from_server=False, retokenised=False)
+    return "synthetic"
 
 
 def marked(events: Events, ids: TokenIds) -> Events:

@@ -30,6 +30,9 @@ class Router:
         backends: by name; started elsewhere.
         filters: by name.
         answers: where cached answers are kept.
+
+    Attributes:
+        asks_directly: whether any served entity may be asked without a task (`backends.direct`).
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Router:
         }
         # Later entries win: an endpoint whose name contains a colon goes before `endpoint:served` of another.
         self._fixed |= {name: Plan(route.targets) for name, route in routes.items() if name not in self._routes}
+        self.asks_directly = any(target.direct is not None for route in routes.values() for target in route.targets)
         self._aliases = aliases_of(endpoints)
         # Endpoints of a base model alone, whose LoRA adapters clients may name.
         self._bases = [

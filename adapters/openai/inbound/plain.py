@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from adapters.base import Call
-from adapters.body import UNREADABLE
+from adapters.body import SMALL, UNREADABLE
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.decode import read_chat, read_model
 from adapters.unknown_fields import Unknown
@@ -22,8 +22,6 @@ from schemas.catalog import Catalog
 from schemas.ir import SMALLEST_TOP_P, ChatPrompt, Generate, Message, Origin
 from schemas.openai.requests import ChatMessage, ChatRequest
 
-_LARGE = 1 << 16
-"""Bytes from which a body is not plain: below, it is within all limits of `adapters.body`."""
 _Integer = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Role = Literal["system", "developer", "user", "assistant"]
 _ROLES = ("system", "developer", "user", "assistant")
@@ -83,7 +81,7 @@ class PlainChats:
         A `model` that the path names goes before the body's.
         """
         template = self._template
-        if operation not in self._operations or template is None or len(body) > _LARGE:
+        if operation not in self._operations or template is None or len(body) > SMALL:
             return None
         try:
             given = _decode(body)

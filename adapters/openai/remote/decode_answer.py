@@ -90,10 +90,20 @@ class StreamReader(FrameReader):
 
         To be asked again after each call of `feed`.
         """
-        runs = self._runs
-        if runs is None or self._ended or not (self._relays and runs.as_they_came and self._events.between_events):
+        runs = self._runs if self._relays else None
+        if runs is None or self._ended or not (runs.as_they_came and self._events.between_events):
             return None
         return runs.framed
+
+    def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:
+        """The choice of a run that is not relayed, and what finds its texts; None: there is none.
+
+        To be asked again after each call of `feed`.
+        """
+        runs = None if self._relays else self._runs
+        if runs is None or self._ended or not self._events.between_events:
+            return None
+        return runs.choice, runs.framed_texts
 
     def pass_by(self, texts: int) -> None:
         """Count texts that were found so."""

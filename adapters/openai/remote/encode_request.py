@@ -27,6 +27,7 @@ from schemas.ir import (
     Part,
     Prompt,
     Sampling,
+    TemplateOptions,
     TextPart,
     TextPrompt,
     TokensPrompt,
@@ -67,17 +68,18 @@ def write_body(dialect: Dialect, request: Generate, named: dict[str, Any]) -> by
         schemas.errors.UnsupportedFeature: the dialect cannot express the request.
     """
     relays = same_dialect(dialect, request)
-    if not (relays and _is_plain(request)):
+    is_plain = _is_plain(request) and (relays or _is_written_plainly(request))
+    if not is_plain:
         asked = _inexpressible_features(dialect, request)
         if any(asked.values()):
             raise inexpressible(next(feature for feature, is_asked in asked.items() if is_asked))
     if relays:
         assert request.origin is not None
         return _relayed(dialect, request, request.origin.body, named)
-    prompt, fields = _prompt(request), _fields(dialect, request)
-    for field in fields:
-        if field not in dialect.remote.remote_fields:
-            raise inexpressible(_FEATURES.get(field, field))
+    prompt, fields = _prompt(request), (_plain_fields if is_plain else _fields)(dialect, request)
+    if {*fields}.difference(dialect.remote.remote_fields):
+        lacking = next(field for field in fields if field not in dialect.remote.remote_fields)
+        raise inexpressible(_FEATURES.get(lacking, lacking))
     return msgspec.json.encode(named | prompt | fields)
 
 
@@ -96,17 +98,34 @@ def relays_answer(dialect: Dialect, request: Generate) -> bool:
     return same_dialect(dialect, request) and not request.answer_suffix and (not request.echo or asks_echo(request))
 
 
+# What few requests ask for is compared at once.
 _special = attrgetter(
     *("tools", "prompt_logprobs", "suffix", "best_of", "grammar", "sampling.watermark", "lora_adapter")
 )
-_NOTHING_SPECIAL = _special(Generate(id="", model="", prompts=()))
+_rarely_written = attrgetter(
+    *("n", "echo", "logprobs", "top_logprobs", "truncate_prompt_tokens", "tool_choice", "parallel_tool_calls", "hints"),
+    *("sampling.min_p", "sampling.typical_p", "sampling.repetition_penalty", "sampling.logit_bias"),
+    *("sampling.bad_words", "stopping.min_new_tokens", "stopping.stop_token_ids", "stopping.ignore_eos"),
+)
+_NOTHING_ASKED_FOR = Generate(id="", model="", prompts=())
+_NOTHING_SPECIAL, _NOTHING_RARE = _special(_NOTHING_ASKED_FOR), _rarely_written(_NOTHING_ASKED_FOR)
+_USUAL_TEMPLATE = TemplateOptions()
 
 
 def _is_plain(request: Generate) -> bool:
-    """Whether a chat asks for nothing that any dialect could lack but options of its template."""
+    """Whether one text or chat asks for nothing that any dialect could lack but options of its template."""
     return (
-        len(request.prompts) == 1 and type(request.prompts[0]) is ChatPrompt and _special(request) == _NOTHING_SPECIAL
+        len(request.prompts) == 1
+        and type(request.prompts[0]) in (ChatPrompt, TextPrompt)
+        and _special(request) == _NOTHING_SPECIAL
     )
+
+
+def _is_written_plainly(request: Generate) -> bool:
+    """Whether a plain request has nothing but what `_plain_fields` writes."""
+    prompt = request.prompts[0]
+    usual = type(prompt) is TextPrompt or (type(prompt) is ChatPrompt and prompt.template == _USUAL_TEMPLATE)
+    return usual and _rarely_written(request) == _NOTHING_RARE
 
 
 def _inexpressible_features(dialect: Dialect, request: Generate) -> dict[str, bool]:
@@ -209,10 +228,36 @@ def _fields(dialect: Dialect, request: Generate) -> dict[str, Any]:
         **_hints(dialect, request),
     }
     given = {name: value for name, value in fields.items() if value is not None}
-    if is_chat_call(request) or "max_tokens" not in dialect.remote.remote_fields:
-        return given
-    # An explicit null is not the default of 16: None in the IR means all that the context leaves.
-    return {"max_tokens": None} | given
+    return given if is_chat_call(request) else _with_limit(dialect, given)
+
+
+def _plain_fields(dialect: Dialect, request: Generate) -> dict[str, Any]:
+    """What `_fields` returns for a plain request."""
+    sampling, stopping, is_chat = request.sampling, request.stopping, is_chat_call(request)
+    fields = {
+        "temperature": dialect.remote.greedy_temperature if sampling.greedy else sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "seed": None if sampling.seed is None else _seed(dialect, sampling),
+        dialect.remote.max_tokens_field if is_chat else "max_tokens": stopping.max_new_tokens,
+        "stop": stopping.stop or None,
+        "include_stop_str_in_output": stopping.shows_stop or None,
+        "stream": request.stream or None,
+        "stream_options": {"include_usage": True} if request.stream and dialect.remote.ask_usage else None,
+        "user": request.user if "user" in dialect.remote.remote_fields else None,
+    }
+    given = {name: value for name, value in fields.items() if value is not None}
+    return given if is_chat else _with_limit(dialect, given)
+
+
+def _with_limit(dialect: Dialect, given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a completion, with its limit: an explicit null is not the default of 16.
+
+    None in the IR means all that the context leaves.
+    """
+    return {"max_tokens": None} | given if "max_tokens" in dialect.remote.remote_fields else given
 
 
 def _hints(dialect: Dialect, request: Generate) -> dict[str, Any]:
@@ -223,11 +268,6 @@ def _hints(dialect: Dialect, request: Generate) -> dict[str, Any]:
 
 def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
     """The sampling fields. The API samples by default, so that greedy decoding is a temperature."""
-    # A seed of ours that the remote cannot take is dropped; a client's own seed would be refused.
-    seed = None if sampling.seed_drawn and "seed" not in dialect.remote.remote_fields else sampling.seed
-    if seed is not None and dialect.remote.signed_seed and seed >= 2**63:
-        # The same 64 bits as a signed number.
-        seed -= 2**64
     return {
         "temperature": dialect.remote.greedy_temperature if sampling.greedy else sampling.temperature,
         "top_p": sampling.top_p,
@@ -239,8 +279,17 @@ def _sampling(dialect: Dialect, sampling: Sampling) -> dict[str, Any]:
         "frequency_penalty": sampling.frequency_penalty,
         "bad_words": sampling.bad_words or None,
         "logit_bias": {str(token): bias for token, bias in sampling.logit_bias} or None,
-        "seed": seed,
+        "seed": _seed(dialect, sampling),
     }
+
+
+def _seed(dialect: Dialect, sampling: Sampling) -> int | None:
+    # A seed of ours that the remote cannot take is dropped; a client's own seed would be refused.
+    seed = None if sampling.seed_drawn and "seed" not in dialect.remote.remote_fields else sampling.seed
+    if seed is not None and dialect.remote.signed_seed and seed >= 2**63:
+        # The same 64 bits as a signed number.
+        seed -= 2**64
+    return seed
 
 
 def _stopping(dialect: Dialect, request: Generate) -> dict[str, Any]:
@@ -275,8 +324,14 @@ def _completion_fields(request: Generate) -> dict[str, Any]:
     }
 
 
+_more = attrgetter("name", "tool_calls", "tool_call_id", "reasoning")
+_NOTHING_MORE = _more(Message("user"))
+
+
 def _message(message: Message) -> dict[str, Any]:
     content = message.content
+    if _more(message) == _NOTHING_MORE and not isinstance(content, tuple):
+        return {"role": message.role, "content": content}
     fields = {
         "role": message.role,
         "content": [_part(part) for part in content] if isinstance(content, tuple) else content,

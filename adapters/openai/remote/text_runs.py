@@ -15,7 +15,7 @@ import msgspec
 from adapters.formats.sse import LIMIT, guard
 from schemas.openai.remote import RemoteAnswer, RemoteChoice, RemoteMessage
 
-_NAME = b'"content":"'
+_CONTENT, _TEXT = b'"content":"', b'"text":"'
 _PROBE = "probe"
 # What a JSON string holds as it is: no quote, backslash or control character; UTF-8 is checked by decoding.
 _LITERAL = re.compile(rb'[^"\\\x00-\x1f]*+')
@@ -96,18 +96,37 @@ class TextRuns:
             begin, end = len(length) + len(self._before), size - len(self._behind)
             if _ASCII.fullmatch(data, begin, end):
                 return 1 if end > begin else 0
+        texts = self._texts(data)
+        return -1 if texts is None else len(texts) - texts.count(b"")
+
+    def framed_texts(self, data: bytes) -> list[bytes] | None:
+        """The texts of a read that `framed` counts, but for empty ones; None where that returns -1."""
+        size = len(data)
+        if not data.endswith(self._behind) or size > LIMIT:
+            return None
+        # The same fast path: a call would be a tenth of what it takes.
+        length = _LENGTHS.get(size) or _length(size)
+        if data.startswith(length) and data.startswith(self._before, len(length)):
+            begin, end = len(length) + len(self._before), size - len(self._behind)
+            if _ASCII.fullmatch(data, begin, end):
+                return [data[begin:end]] if end > begin else []
+        texts = self._texts(data)
+        return texts if texts is None or b"" not in texts else [text for text in texts if text]
+
+    def _texts(self, data: bytes) -> list[bytes] | None:
+        """The texts of chunks of the transfer coding; None: there is something else."""
         texts: list[bytes] = []
         pieces = data.split(self._behind)
         del pieces[-1]
         for piece in pieces:
             length, found, text = piece.partition(self._before)
             if not found or length != b"%x" % (self._fixed + len(text)):
-                return -1
+                return None
             texts.append(text)
         joined = b"".join(texts)
         if not _LITERAL.fullmatch(joined) or not (joined.isascii() or _is_plain(texts, joined)):
-            return -1
-        return len(texts) - texts.count(b"")
+            return None
+        return texts
 
 
 def _length(size: int) -> bytes:
@@ -142,9 +161,11 @@ def learn(data: bytes, sent: bytes, chunk: RemoteAnswer) -> TextRuns | None:
     """
     if chunk.choices is None or len(chunk.choices) != 1 or chunk.usage is not None or b"\n" in data:
         return None
-    choice, parts, sent_parts = chunk.choices[0], _around(data), _around(sent)
-    message = choice.delta
-    if parts is None or sent_parts is None or message is None or choice != _with_text(choice, message.content):
+    choice = chunk.choices[0]
+    # A completion has a text where a chat has a delta with content.
+    name, text = (_CONTENT, choice.delta.content) if choice.delta is not None else (_TEXT, choice.text)
+    parts, sent_parts = _around(data, name), _around(sent, name)
+    if parts is None or sent_parts is None or choice != _with_text(choice, text):
         return None
     # The name may belong to another object: the text between these bytes must be what decoding finds as the delta's.
     probe = msgspec.structs.replace(chunk, choices=(_with_text(choice, _PROBE),))
@@ -156,15 +177,20 @@ def learn(data: bytes, sent: bytes, chunk: RemoteAnswer) -> TextRuns | None:
 def _with_text(choice: RemoteChoice, text: object) -> RemoteChoice:
     """A chunk's choice with this text and nothing else that is read of it."""
     content = text if isinstance(text, str) else ""
+    is_chat = choice.delta is not None
     return RemoteChoice(
-        choice.index, delta=RemoteMessage(content), logprobs=choice.logprobs, stop_reason=choice.stop_reason
+        choice.index,
+        delta=RemoteMessage(content) if is_chat else None,
+        text=None if is_chat else content,
+        logprobs=choice.logprobs,
+        stop_reason=choice.stop_reason,
     )
 
 
-def _around(data: bytes) -> tuple[bytes, bytes] | None:
-    """The bytes before and behind the only content that a chunk has."""
-    before, name, rest = data.partition(_NAME)
-    if not name or _NAME in rest or not data.isascii():
+def _around(data: bytes, name: bytes) -> tuple[bytes, bytes] | None:
+    """The bytes before and behind the only text of this name that a chunk has."""
+    before, found, rest = data.partition(name)
+    if not found or name in rest or not data.isascii():
         return None
     text, _, after = rest.partition(b'"')
     return None if b"\\" in text else (before + name, b'"' + after)

@@ -7,7 +7,7 @@ frame with text of one choice has "" for the others; nothing else identifies the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -72,10 +72,11 @@ class Values:
     def __init__(self, request: Generate, dialect: Dialect) -> None:
         self._dialect = dialect
         self._wanted = [output.tensor for output in outputs_of(request)]
-        self._choices = [Progress(dialect.wording.unfinished) for _ in range(len(request.prompts) * request.n)]
-        self._prompts = [_prompt_text(request, index) if request.echo else "" for index in range(len(self._choices))]
+        choices = range(len(request.prompts) * request.n)
         # The fast path: the text alone, of one choice. In streams the prompts need no look: `echo` is refused there.
-        self.plain = self._wanted == ["text_output"] and len(self._choices) == 1 and not dialect.answers.full_text
+        self.plain = self._wanted == ["text_output"] and len(choices) == 1 and not dialect.answers.full_text
+        self._choices = [] if self.plain else [Progress(dialect.wording.unfinished) for _ in choices]
+        self._prompts = [_prompt_text(request, index) for index in choices] if request.echo else [""] * len(choices)
         self.prompt_tokens: int | None = None
 
     def piece(self, piece: Delta, usage: Usage | None = None) -> dict[str, Any]:
@@ -312,6 +313,14 @@ class FrameEncoder(ResponseEncoder):
     def response(self, values: dict[str, Any], *, is_last: bool) -> bytes:  # noqa: ARG002 - the frames are alike
         """The values as a frame."""
         return frame(self._writer.object(values), self._dialect)
+
+    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:  # noqa: ARG002 - there is one
+        """What writes texts alone, until more is fed; None: these are to be fed."""
+        if self._around is None or self._relaying:
+            return None
+        before, after = self._around[0] + b'"', b'"' + self._around[1]
+        between = after + before
+        return lambda texts: before + between.join(texts) + after
 
     def fail(self, error: GatewayError) -> bytes:
         """The error as a frame."""

@@ -158,9 +158,12 @@ _SCORES = {"logprobs", "cumulative_logprob", "cum_log_probs", "output_log_probs"
 """Outputs that need log-probabilities."""
 
 
+_TEXT_ALONE = (Output("text_output", "text_output"),)
+
+
 def outputs_of(request: Generate) -> tuple[Output, ...]:
     """The outputs in the answer to `request`."""
-    return request.outputs or (Output("text_output", "text_output"),)
+    return request.outputs or _TEXT_ALONE
 
 
 def _check_complete(values: dict[str, list[Any]], known: dict[str, tensors.Tensor], model: str) -> None:
@@ -212,6 +215,8 @@ def _sampling_parameters(elements: list[str] | None) -> dict[str, Any]:
 def _outputs(given: Given, card: ModelCard) -> tuple[Output, ...]:
     """The outputs of a request that lists none: the text, and those of its `return_…` inputs."""
     flags = given.flags
+    if not (flags or given.binary or card.tensors.outputs):
+        return _TEXT_ALONE
     return tuple(
         [
             Output(tensor.name, name, given.binary)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from time import monotonic
 
 from litestar.types import HTTPScope
+from msgspec.structs import replace
 
 from adapters.base import Call
 from adapters.optional import PlainCodec
@@ -82,7 +83,7 @@ class Lane:
         operation = None if found is None else found[0].get("POST")
         if found is None or operation is None or operation.variants or operation.route.kind != "generate":
             return None
-        if operation.endpoint is not None or not isinstance(operation.codec, PlainCodec):
+        if not isinstance(operation.codec, PlainCodec):
             return None
         return cls(service, operation, operation.codec, found[1], headers)
 
@@ -91,7 +92,7 @@ class Lane:
         service, operation, key = self._service, self._operation, None
         if service.draining or service.running >= service.limits.max_concurrent_requests:
             return None
-        if len(body) > service.limits.max_body:
+        if len(body) > service.limits.max_body or not service.router.asks_directly:
             return None
         if self._digest is not None and (key := service.keys.usual(self._digest)) is None:
             return None
@@ -118,6 +119,8 @@ class Lane:
         catalog = self._service.catalog
         if key is not None and key.endpoints != ("*",):
             catalog = catalog.narrowed(key.may_ask)
+        if self._operation.endpoint is not None:
+            catalog = replace(catalog, default=self._operation.endpoint)
         call = Call(id, catalog, self._parameters, self._headers)
         request = self._codec.read_plain(self._operation.route, body, call)
         return None if request is None or request.keeps_partial else request

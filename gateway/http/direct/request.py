@@ -6,14 +6,18 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Protocol
 
-from adapters.base import Reply, ServerCodec
-from adapters.optional import RelayedWhole
+from msgspec.structs import replace
+
+from adapters.base import Headers, RawHeaders, Reply, ServerCodec
 from backends.direct import DirectExchange
 from gateway.errors import to_client_error
 from gateway.http.accounting import RequestAccount
+from gateway.http.answering import status_headers
 from gateway.http.observation.observer import RequestObserver
+from schemas.completion import Completion, Timings
+from schemas.ir import Generate, TokenIds
 
-_FIELDS = b"content-type: application/json\r\nx-request-id: %b\r\n%bcontent-length: %d\r\nserved-model-name: %b\r\n"
+_FIELDS = "content-type: %s\r\nx-request-id: %s\r\n%s%s%sserved-model-name: %s\r\n"
 Wrap = Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
 
 
@@ -52,7 +56,7 @@ class DirectClient(Protocol):
 
 
 class DirectRequest:
-    """A request that is ready to be sent.
+    """A request that is ready to be sent, and the sink of its answer (`backends.direct.WholeSink`).
 
     Args:
         account: of the request, which is routed.
@@ -65,7 +69,7 @@ class DirectRequest:
 
     streams = False
 
-    __slots__ = ("_account", "_client", "_codec", "_exchange")
+    __slots__ = ("_account", "_client", "_codec", "_exchange", "_reply")
 
     def __init__(self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange) -> None:
         self._account = account
@@ -97,33 +101,59 @@ class DirectRequest:
         account.stage = "read"
         return account, self._exchange.hand_over()
 
-    def _ask(self) -> None:
-        self._exchange.send(RequestObserver(self._account), self._take)
+    # --- backends.direct.WholeSink ----------------------------------------------------------------------------------
 
-    def _take(self, answer: RelayedWhole | None) -> None:
-        if answer is None:
-            self._client.go_on()
-            return
+    def prepare(self, answer: Completion, token_ids: TokenIds) -> bool:
+        """Write the answer, which has one choice, in the client's protocol."""
         account = self._account
-        account.first_event = monotonic() - account.began
-        account.finish_reasons.append(answer.reason)
-        account.usage = answer.usage
-        account.status = 200
-        reply = Reply(answer.body)
+        assert isinstance(account.request, Generate)
+        since = monotonic() - account.began
         try:
-            account.end("ok")
+            # The first event is the last one, too.
+            reply = self._codec.encode(
+                account.request, replace(answer, token_ids=token_ids, timings=Timings(since, since))
+            )
+        except Exception:  # whatever it is, the task finds it, too
+            return False
+        if reply.record is not None:
+            return False  # to be stored first
+        account.first_event = since
+        account.finish_reasons.append(answer.choices[0].reason)
+        account.usage = answer.usage
+        account.status = reply.status
+        self._reply = reply
+        return True
+
+    def end(self) -> None:
+        """Count the answer, and send it."""
+        reply = self._reply
+        try:
+            self._account.end("ok")
         except Exception as error:  # a disk that is full, or a bug: what the client has no record of, it does not get
-            reply = self._codec.error(to_client_error(error, account.request_id))
+            reply = self._refusal(error)
         self._answer(reply)
 
+    def go_on(self) -> None:
+        """Have a task go on."""
+        self._client.go_on()
+
+    # --- for subclasses ---------------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        self._exchange.send(RequestObserver(self._account), self)
+
+    def _refusal(self, error: Exception) -> Reply:
+        """The answer to an error while nothing was sent."""
+        account = self._account
+        assert isinstance(account.request, Generate)
+        failure = to_client_error(error, account.request_id)
+        account.message = failure.message
+        return self._codec.error(failure, account.request)
+
     def _answer(self, reply: Reply) -> None:
-        """Send a whole answer, with the headers that `Responder` gives it."""
-        account, target = self._account, self._account.target
-        assert target is not None
-        limits = self._limits() if account.quotas else b""
-        served = target.entity.name.encode()
-        fields = _FIELDS % (account.request_id.encode(), limits, len(reply.body), served)
-        self._client.answer(reply.status, fields, reply.body)
+        """Send a whole answer."""
+        more = reply.headers if reply.status == 200 else (*reply.headers, *status_headers(reply.status))
+        self._client.answer(reply.status, self._fields(reply.media_type, more, len(reply.body)), reply.body)
         self._close()
 
     def _close(self) -> None:
@@ -134,6 +164,15 @@ class DirectRequest:
             service.shares.leave(account.owner)
         account.close()
 
-    def _limits(self) -> bytes:
-        given = self._codec.limit_headers(self._account.quotas)
-        return b"".join([b"%b: %b\r\n" % (name.lower(), value) for name, value in given])
+    def _fields(self, media_type: str, more: Headers, length: int = -1) -> bytes:
+        """The headers that `Responder` gives an answer; `length` -1: it is a stream."""
+        account, target = self._account, self._account.target
+        assert target is not None
+        own = "".join([f"{name}: {value}\r\n" for name, value in more]) if more else ""
+        limits = _written(self._codec.limit_headers(account.quotas)) if account.quotas else ""
+        size = f"content-length: {length}\r\n" if length >= 0 else ""
+        return (_FIELDS % (media_type, account.request_id, own, limits, size, target.entity.name)).encode()
+
+
+def _written(headers: RawHeaders) -> str:
+    return "".join([f"{name.lower().decode()}: {value.decode()}\r\n" for name, value in headers])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from time import monotonic
 
-from adapters.base import StreamEncoder
+from adapters.optional import writes_runs
 from gateway.errors import to_client_error
 from gateway.http.direct.request import DirectRequest
 from gateway.http.observation.observer import RequestObserver
 from schemas.errors import GatewayError, ShuttingDown
 from schemas.ir import Events, Generate, Usage
-
-_FIELDS = b"content-type: %b\r\nx-request-id: %b\r\n%b%bserved-model-name: %b\r\n"
 
 
 class StreamedRequest(DirectRequest):
@@ -21,7 +19,7 @@ class StreamedRequest(DirectRequest):
         full: whether the client is slow: nothing is taken until `resume`.
     """
 
-    __slots__ = ("_encoder", "_send", "full", "streams")
+    __slots__ = ("_encoder", "_send", "_write_run", "full", "streams")
 
     def _ask(self) -> None:
         self.full = self.streams = False
@@ -75,7 +73,7 @@ class StreamedRequest(DirectRequest):
         self._encoder = encoder
         self._note(events)
         account.status = 200
-        self._send = self._client.open(self._fields(encoder), _chunk(data))
+        self._send = self._client.open(self._fields(encoder.media_type, encoder.headers), _chunk(data))
         self.streams = True
         return True
 
@@ -91,6 +89,19 @@ class StreamedRequest(DirectRequest):
             self._account.note_output()
         self._send(chunks)
 
+    def writes_runs(self, choice: int) -> bool:
+        """Whether the client's protocol has texts of a choice between bytes that are known."""
+        encoder = self._encoder
+        self._write_run = encoder.run_writer(choice) if writes_runs(encoder) else None
+        return self._write_run is not None
+
+    def write_run(self, texts: list[bytes]) -> None:
+        """Send a run of texts."""
+        assert self._write_run is not None
+        data = self._write_run(texts)
+        self._account.note_output()
+        self._send(_chunk(data))
+
     def end(self) -> None:
         """Send the end."""
         self._client.end()
@@ -99,18 +110,14 @@ class StreamedRequest(DirectRequest):
     def fail(self, error: Exception) -> None:
         """Send the error, with a status of its own if nothing was sent yet."""
         account = self._account
-        failure = to_client_error(error, account.request_id)
-        account.message = failure.message
         if not self.streams:
-            reply = self._codec.error(failure)
+            reply = self._refusal(error)
             account.status = reply.status
             self._answer(reply)
             return
+        failure = to_client_error(error, account.request_id)
+        account.message = failure.message
         self._end_with(failure)
-
-    def go_on(self) -> None:
-        """Have a task go on."""
-        self._client.go_on()
 
     def _close(self) -> None:
         super()._close()
@@ -139,14 +146,6 @@ class StreamedRequest(DirectRequest):
     def _write(self, data: bytes) -> None:
         if data:
             self._send(_chunk(data))
-
-    def _fields(self, encoder: StreamEncoder) -> bytes:
-        account, target = self._account, self._account.target
-        assert target is not None
-        more = b"".join([b"%b: %b\r\n" % (name.encode(), value.encode()) for name, value in encoder.headers])
-        limits = self._limits() if account.quotas else b""
-        served = target.entity.name.encode()
-        return _FIELDS % (encoder.media_type.encode(), account.request_id.encode(), more, limits, served)
 
 
 def _chunk(data: bytes) -> bytes:

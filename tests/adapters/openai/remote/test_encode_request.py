@@ -6,8 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from adapters.databricks import ADAPTER as DATABRICKS
+from adapters.openai import ADAPTER
 from adapters.openai.client import OpenAIClient
+from adapters.openai.dialects import Dialect
+from adapters.openai.remote.encode_request import _fields, _is_plain, _is_written_plainly, _plain_fields
 from schemas.errors import (
     UnsupportedFeature,
 )
@@ -252,3 +258,33 @@ def test_a_relayed_body_does_not_ask_for_the_echo_of_a_known_prompt() -> None:
 def test_other_dialects_are_not_relayed() -> None:
     request = chat("mindie-openai", top_k=5)
     assert "top_k" not in json.loads(client().encode(request).body)
+
+
+@given(
+    raw=st.booleans(),
+    stream=st.booleans(),
+    sampling=st.builds(
+        Sampling,
+        do_sample=st.sampled_from((None, True, False)),
+        temperature=st.sampled_from((None, 0.0, 0.5)),
+        top_k=st.sampled_from((None, 3)),
+        top_p=st.sampled_from((None, 0.5)),
+        presence_penalty=st.sampled_from((None, 0.5)),
+        frequency_penalty=st.sampled_from((None, 0.0)),
+        seed=st.sampled_from((None, 0, 7, 2**64 - 1)),
+        seed_drawn=st.booleans(),
+    ),
+    stopping=st.builds(
+        Stopping,
+        max_new_tokens=st.sampled_from((None, 5)),
+        stop=st.sampled_from(((), ("a", "b"))),
+        include_stop=st.booleans(),
+    ),
+    user=st.sampled_from((None, "u")),
+    dialect=st.sampled_from([*ADAPTER.dialects.values(), *DATABRICKS.dialects.values()]),
+)
+def test_plain_requests_are_written_as_all_others(dialect: Dialect, raw: bool, **fields: Any) -> None:
+    request = (asked if raw else talk)(**fields)
+    assert _is_plain(request)
+    assert _is_written_plainly(request)
+    assert json.dumps(_plain_fields(dialect, request)) == json.dumps(_fields(dialect, request))

@@ -21,6 +21,7 @@ DIALECT = ADAPTER.dialects["openai"]
 SERVER = ADAPTER.server(DIALECT)
 OTHER = TRITON.server(TRITON.dialects["triton"])
 CHUNK = b'{"id":"c","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"%b"},"finish_reason":null}]%b}'
+COMPLETED = b'{"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"%b","finish_reason":null}]%b}'
 LAST = b'{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}'
 TEXTS = st.sampled_from(("a", "", "two words", "\\n", 'q\\"', "é", "\u2028", "\x85", "}", "data: ", "🙂", "\\u0041"))
 TAILS = st.sampled_from((b"",) * 8 + (b',"usage":null', b',"new":1'))
@@ -66,7 +67,8 @@ def through(request: Generate, reads: list[bytes], *, runs: bool) -> tuple[bytes
 
 @given(data=st.data(), usage=st.booleans(), is_other=st.booleans())
 def test_runs_change_nothing(data: st.DataObject, usage: bool, is_other: bool) -> None:
-    chunks = [CHUNK % (text.encode(), tail) for text, tail in data.draw(st.lists(st.tuples(TEXTS, TAILS), max_size=12))]
+    form = data.draw(st.sampled_from((CHUNK, COMPLETED)))
+    chunks = [form % (text.encode(), tail) for text, tail in data.draw(st.lists(st.tuples(TEXTS, TAILS), max_size=12))]
     if data.draw(st.booleans()):
         chunks.insert(data.draw(st.integers(0, len(chunks))), data.draw(ODD))
     framed = [b"data: %b\n\n" % chunk for chunk in (*chunks, LAST, b"[DONE]")]
@@ -98,10 +100,11 @@ def test_a_read_of_like_chunks_becomes_one_delta(tail: bytes) -> None:
     assert reader._choices[0].generated == 4
 
 
-def test_another_protocol_gets_a_delta_for_each_chunk() -> None:
+@pytest.mark.parametrize("form", [CHUNK, COMPLETED])
+def test_another_protocol_gets_a_delta_for_each_chunk(form: bytes) -> None:
     reader = StreamReader(DIALECT, ask_other())
-    reader.feed(b"data: %b\n\n" % (CHUNK % (b"x", b"")))
-    read = b"".join(b"data: %b\n\n" % (CHUNK % (text, b"")) for text in (b"one ", b"", b"two"))
+    reader.feed(b"data: %b\n\n" % (form % (b"x", b"")))
+    read = b"".join(b"data: %b\n\n" % (form % (text, b"")) for text in (b"one ", b"", b"two"))
     assert reader._runs is not None
     assert reader.feed(read) == (Delta(0, "one "), Delta(0, "two"))
     assert reader._choices[0].generated == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,19 +17,16 @@ from backends.remote import kinds
 from backends.remote.backend import RemoteBackend
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, EndpointLimit, ServedEntity, ServerSection
+from gateway.config.server import Mount
 from tests.faults.upstream import Asked, Step, Upstream, response, upstream
-from tests.gateway.serving import MESSAGES, listening
+from tests.gateway.http.direct.clients import CHAT, CHATS, Request
+from tests.gateway.serving import listening
 
-CHAT: dict[str, Any] = {"model": "chat", "messages": MESSAGES}
-ANSWER: dict[str, Any] = {
-    "id": "c",
-    "object": "chat.completion",
-    "created": 1,
-    "model": "m",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "Yes."}, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12},
-}
-WHOLE = json.dumps(ANSWER).encode()
+WHOLE = CHATS.answer()
+_TIMES = re.compile(r"(x-(compute|total|inference)-time|x-time-per-token|.*-reset(-.*)?|x-request-id|date)")
+"""Headers that differ between two answers to the same request."""
+_CREATED = re.compile(rb'"created": ?\d{5,}')
+_SEED = re.compile(rb'"seed":\d{8,}')
 
 
 class Gateway:
@@ -48,18 +46,20 @@ class Gateway:
             return self.steps.pop(0)
         return (response(WHOLE),)
 
-    async def turn(self, body: dict[str, Any], headers: dict[str, str], steps: tuple[Step, ...]) -> dict[str, Any]:
+    async def turn(self, request: Request, headers: dict[str, str], steps: tuple[Step, ...]) -> dict[str, Any]:
         """What a client, the log, the console and the upstream see of a request."""
         self.there.asked.clear()
         self.steps[:] = [steps]
         with capture_logs() as logs:
-            answer = await self.client.post("/v1/chat/completions", json=body, headers=headers)
+            answer = await self.client.post(request.path, json=request.body, headers=headers)
             await self.settled()
         self.steps.clear()
+        assert int(answer.headers.pop("content-length", len(answer.content))) == len(answer.content)
+        body = answer.content.replace(answer.headers["x-request-id"].encode(), b"ID")
         return self.seen(logs) | {
             "status": answer.status_code,
-            "headers": {k: v for k, v in answer.headers.items() if k not in ("x-request-id", "date")},
-            "body": answer.content,
+            "headers": {k: v for k, v in answer.headers.items() if not _TIMES.fullmatch(k)},
+            "body": _without_numbers(body),
         }
 
     async def settled(self) -> None:
@@ -78,7 +78,11 @@ class Gateway:
             "console": {k: v for k, v in last.items() if k not in shown},
             "reached": [name for name in ("decoded", "first_event") if last.get(name) is not None],
             "asked": [
-                (each.line, {k: v for k, v in each.headers.items() if k != "host"}, each.body)
+                (
+                    each.line,
+                    {k: v for k, v in each.headers.items() if k not in ("host", "content-length")},
+                    _without_numbers(each.body),
+                )
                 for each in self.there.asked
             ],
             "breaker": self.backend._breaker.failures,
@@ -99,6 +103,14 @@ class Gateway:
         }
 
 
+def _without_numbers(body: bytes) -> bytes:
+    """A body without times and seeds that were drawn."""
+    return _CREATED.sub(b'"created":0', _SEED.sub(b'"seed":0', body))
+
+
+MINDIE = Mount("/mindie", {"tgi": "mindie", "triton": "mindie-triton"}, "chat")
+
+
 @asynccontextmanager
 async def gateway(*limits: EndpointLimit, **options: Any) -> AsyncIterator[Gateway]:
     made: list[Gateway] = []
@@ -115,7 +127,7 @@ async def gateway(*limits: EndpointLimit, **options: Any) -> AsyncIterator[Gatew
         backend = kinds.openai("far", {"url": f"{there.url}/v1"} | quick | options)
         entity = ServedEntity(name="one", backend="far")
         config = Config(
-            server=ServerSection(keys_env="DIRECT_KEY"),
+            server=ServerSection(keys_env="DIRECT_KEY", default="chat", mounts=(MINDIE,)),
             backends={"far": {"kind": "openai"}},
             endpoints={"chat": Endpoint(served_entities=(entity,), aliases=("also",), limits=limits)},
         )

@@ -20,36 +20,15 @@ from gateway.http.direct.request import DirectRequest
 from gateway.http.entrance import Entrance
 from gateway.server import client_connection
 from tests.faults.upstream import Close, Hang, Reset, Step, Wait, response
-from tests.gateway.http.direct.gateways import ANSWER, CHAT, WHOLE, Gateway, gateway, warm
+from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, COUNTS, REQUESTS, Form, Request, streamed
+from tests.gateway.http.direct.gateways import WHOLE, Gateway, gateway, warm
 from tests.gateway.serving import override
 
 CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-
-
-def answered(**message: Any) -> bytes:
-    """An answer whose choice differs."""
-    (choice,) = ANSWER["choices"]
-    return json.dumps(ANSWER | {"choices": [choice | message]}).encode()
-
-
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json; charset=utf-8\r\n"
-LENGTH = HEAD + b"content-length: %d\r\n\r\n" % len(WHOLE)
 HEAD_OF_CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
 """But for the body's length."""
 ERROR = b'{"error":{"message":"no","type":"t","code":"c"}}'
-REQUESTS: dict[str, dict[str, Any]] = {
-    "plain": CHAT,
-    "alias": CHAT | {"model": "also"},
-    "parameters": CHAT | {"max_tokens": 5, "temperature": 0.5, "seed": 3, "user": "u"},
-    "stream": CHAT | {"stream": True},
-    "not a stream": CHAT | {"stream": False},
-    "unknown field": CHAT | {"unheard_of": 1},
-    "log-probabilities": CHAT | {"logprobs": True},
-    "two choices": CHAT | {"n": 2},
-    "another model": CHAT | {"model": "other"},
-    "no text": CHAT | {"messages": []},
-    "out of bounds": CHAT | {"temperature": 9},
-}
 HEADERS: dict[str, dict[str, str]] = {
     "none": {},
     "a timeout": {"x-request-timeout": "60"},
@@ -58,64 +37,111 @@ HEADERS: dict[str, dict[str, str]] = {
     "a trace": {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
     "another host": {"host": "example.com"},
 }
-PLAYS: dict[str, tuple[Step, ...]] = {
-    "whole": (response(WHOLE),),
-    "pieces": (LENGTH[:9], LENGTH[9:], WHOLE[:50], WHOLE[50:]),
-    "chunked": (HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(WHOLE), WHOLE), b"0\r\n\r\n"),
-    "compressed": (response(gzip.compress(WHOLE), more="content-encoding: gzip\r\n"),),
-    "until the end": (HEAD + b"\r\n" + WHOLE, Close()),
-    "closing": (response(WHOLE, more="connection: close\r\n"), Close()),
-    "interim": (b"HTTP/1.1 102 Processing\r\n\r\n" + response(WHOLE),),
-    "more than asked for": (response(WHOLE) + b"HTTP/1.1 200 OK\r\n",),
-    "length": (response(answered(finish_reason="length")),),
-    "stop string": (response(answered(stop_reason="x")),),
-    "calls": (response(answered(finish_reason="tool_calls", message={"role": "assistant", "tool_calls": [CALL]})),),
-    "parts": (response(answered(message={"role": "assistant", "content": [{"type": "text", "text": "a"}]})),),
-    "not finished": (response(answered(finish_reason=None)),),
-    "unknown end": (response(answered(finish_reason="tired")),),
-    "another choice": (response(answered(index=1)),),
-    "no choice": (response(json.dumps(ANSWER | {"choices": []}).encode()),),
-    "no usage": (response(json.dumps(ANSWER | {"usage": None}).encode()),),
-    "error": (response(ERROR),),
-    "no JSON": (response(b"{"),),
-    "web page": (response(b"<p>", type="text/html"),),
-    "400": (response(ERROR, "400 Bad Request"),),
-    "401": (response(ERROR, "401 Unauthorized"),),
-    "429": (response(ERROR, "429 Too Many Requests", more="retry-after: 7\r\n"),),
-    "500": (response(ERROR, "500 Internal Server Error"),),
-    "redirect": (response(b"", "302 Found", more="location: http://elsewhere.example/\r\n"),),
-    "no HTTP": (b"what?\r\n\r\n",),
-    "cut head": (LENGTH[:20], Close()),
-    "cut body": (LENGTH + WHOLE[:20], Close()),
-    "reset body": (LENGTH + WHOLE[:20], Reset()),
-    "closed": (Close(),),
-    "reset": (Reset(),),
-}
 
 
-_TURNS = st.lists(
-    st.tuples(
-        st.sampled_from([*REQUESTS, *["plain"] * 3 * len(REQUESTS)]),
-        st.sampled_from([*HEADERS, *["none"] * 3 * len(HEADERS)]),
-        st.sampled_from([*PLAYS]),
-    ),
-    min_size=1,
-    max_size=12,
-)
+def plays(form: Form) -> dict[str, tuple[Step, ...]]:
+    """What a server does that answers in a form."""
+    whole = form.answer()
+    length = HEAD + b"content-length: %d\r\n\r\n" % len(whole)
+
+    def altered(**fields: Any) -> tuple[Step, ...]:
+        return (response(json.dumps(form.fields(**fields)).encode()),)
+
+    def answered(**choice: Any) -> tuple[Step, ...]:
+        return (response(form.answer(**choice)),)
+
+    def saying(**message: Any) -> tuple[Step, ...]:
+        return answered(message={"role": "assistant", "content": "Yes."} | message)
+
+    return {
+        "whole": (response(whole),),
+        "pieces": (length[:9], length[9:], whole[:50], whole[50:]),
+        "chunked": (HEAD + b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(whole), whole), b"0\r\n\r\n"),
+        "compressed": (response(gzip.compress(whole), more="content-encoding: gzip\r\n"),),
+        "until the end": (HEAD + b"\r\n" + whole, Close()),
+        "closing": (response(whole, more="connection: close\r\n"), Close()),
+        "interim": (b"HTTP/1.1 102 Processing\r\n\r\n" + response(whole),),
+        "more than asked for": (response(whole) + b"HTTP/1.1 200 OK\r\n",),
+        "marked": (response(whole, more="x-interlingua-token-ids: retokenised\r\n"),),
+        "length": answered(finish_reason="length"),
+        "stop string": answered(stop_reason="x"),
+        "stop token": answered(stop_reason=7),
+        "filtered": answered(finish_reason="content_filter"),
+        "not ASCII": answered(**form.whole('a\u2028\u00e9\u6f22\U0001f600\x00"\\')),
+        "nothing": answered(**form.whole("")),
+        "calls": (*answered(finish_reason="tool_calls", message={"role": "assistant", "tool_calls": [CALL]}),),
+        "parts": saying(content=[{"type": "text", "text": "a"}]),
+        "reasoning": saying(reasoning_content="hm"),
+        "refusal": saying(refusal="no"),
+        "thoughts": saying(extra_content={"google": {"thought": True}}),
+        "no content": saying(content=None),
+        "both": answered(text="No.", message={"role": "assistant", "content": "Yes."}),
+        "scores": answered(logprobs={"content": [{"token": "Yes.", "logprob": -1.0}]}),
+        "not finished": answered(finish_reason=None),
+        "unknown end": answered(finish_reason="tired"),
+        "another choice": answered(index=1),
+        "no choice": altered(choices=[]),
+        "no usage": altered(usage=None),
+        "no count": altered(usage={"prompt_tokens": 9}),
+        "cached": altered(usage=COUNTS | {"prompt_tokens_details": {"cached_tokens": 4}}),
+        "no model": altered(model=None),
+        "error": (response(ERROR),),
+        "no JSON": (response(b"{"),),
+        "web page": (response(b"<p>", type="text/html"),),
+        "400": (response(ERROR, "400 Bad Request"),),
+        "401": (response(ERROR, "401 Unauthorized"),),
+        "429": (response(ERROR, "429 Too Many Requests", more="retry-after: 7\r\n"),),
+        "500": (response(ERROR, "500 Internal Server Error"),),
+        "redirect": (response(b"", "302 Found", more="location: http://elsewhere.example/\r\n"),),
+        "no HTTP": (b"what?\r\n\r\n",),
+        "cut head": (length[:20], Close()),
+        "cut body": (length + whole[:20], Close()),
+        "reset body": (length + whole[:20], Reset()),
+        "closed": (Close(),),
+        "reset": (Reset(),),
+    }
 
 
-@settings(max_examples=40, deadline=None)
-@given(_TURNS)
-def test_requests_without_a_task_are_as_those_with_one(both: Any, turns: list[tuple[str, str, str]]) -> None:
+PLAYS = plays(CHATS)
+BY_FORM = {CHATS.object: PLAYS, COMPLETIONS.object: plays(COMPLETIONS)}
+
+
+@st.composite
+def turns(draw: Any) -> tuple[Request, dict[str, str], tuple[Step, ...]]:
+    """A client's request, its headers, and what the server does."""
+    requests = REQUESTS[draw(st.sampled_from([*REQUESTS]))]
+    request = requests[draw(st.sampled_from([*requests, *[""] * 2 * len(requests)]))]
+    if not draw(st.integers(0, 5)):
+        request = streamed(request)
+    headers = HEADERS[draw(st.sampled_from([*HEADERS, *["none"] * 3 * len(HEADERS)]))]
+    return request, headers, BY_FORM[request.form.object][draw(st.sampled_from([*PLAYS, *["whole"] * 8]))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(turns(), min_size=1, max_size=12))
+def test_requests_without_a_task_are_as_those_with_one(
+    both: Any, turns: list[tuple[Request, dict[str, str], tuple[Step, ...]]]
+) -> None:
     runner, gateways = both
 
     async def compare() -> None:
-        for given_request, given_headers, play in turns:
-            body, headers, steps = REQUESTS[given_request], HEADERS[given_headers], PLAYS[play]
-            direct, usual = [await each.turn(body, headers, steps) for each in gateways]
+        for turn in turns:
+            direct, usual = [await each.turn(*turn) for each in gateways]
             assert direct == usual
 
     runner.run(compare())
+
+
+@pytest.mark.parametrize("client", REQUESTS)
+async def test_plain_requests_of_all_protocols_have_no_task(client: str, tasks: list[str]) -> None:
+    plain = REQUESTS[client][""]
+    steps = BY_FORM[plain.form.object]["whole"]
+    async with gateway(EndpointLimit(per="endpoint", requests=9, window="day")) as there:
+        answers = [await there.turn(plain, {}, steps) for _ in range(2)]
+    assert tasks == ["task", "direct"]
+    assert answers[0]["body"] == answers[1]["body"]
+    left = [{k: v for k, v in each["headers"].items() if "remaining" in k} for each in answers]
+    assert [[*each.values()] for each in left] == [["8"], ["7"]]
 
 
 async def test_a_plain_chat_has_no_task_once_a_connection_is_idle(tasks: list[str]) -> None:

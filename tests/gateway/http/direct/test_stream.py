@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -19,17 +20,20 @@ from gateway.http.direct import lane
 from gateway.http.direct.stream import StreamedRequest
 from gateway.server import client_connection
 from gateway.server.direct_way import DirectWay
-from tests.faults.upstream import END, STREAM, Close, Hang, Reset, Step, Wait, chunk, response
-from tests.gateway.http.direct.gateways import CHAT, WHOLE, Gateway, gateway, warm
+from tests.faults.upstream import END, STREAM, Close, Hang, Pause, Reset, Step, Wait, chunk, response
+from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, OPENAI, REQUESTS, Form, Request, streamed
+from tests.gateway.http.direct.gateways import WHOLE, Gateway, gateway, warm
 from tests.gateway.serving import override
 
 ASKED = CHAT | {"stream": True}
-REQUESTS: dict[str, dict[str, Any]] = {
-    "plain": ASKED,
-    "usage": ASKED | {"stream_options": {"include_usage": True}},
-    "parameters": ASKED | {"max_tokens": 5, "user": "u"},
+STREAMS: dict[str, dict[str, Request]] = {
+    client: {name: streamed(each) for name, each in requests.items()} for client, requests in REQUESTS.items()
 }
+STREAMS["openai"]["usage"] = streamed(OPENAI).but(stream_options={"include_usage": True})
 CALL = {"index": 0, "id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+COUNTED = {"usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}}
+DONE = b"data: [DONE]\n\n"
+ERROR = b'data: {"error":{"message":"no","type":"t","code":"c"}}\n\n'
 
 
 def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
@@ -38,60 +42,80 @@ def event(choices: list[dict[str, Any]], **more: Any) -> bytes:
     return b"data: %b\n\n" % json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def part(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
-    """A chunk of the first choice."""
-    return event([{"index": 0, "delta": delta, "finish_reason": finish}], **more)
+USAGE = event([], **COUNTED)
 
 
-def texts(*given: str) -> list[bytes]:
-    """Chunks that add texts."""
-    return [part({"content": each}) for each in given]
+class Events(NamedTuple):
+    """The events of a server's streams in one form."""
+
+    form: Form
+
+    def part(self, delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+        """A chunk of the first choice."""
+        return event([{"index": 0, **self.form.part(delta), "finish_reason": finish}], **more)
+
+    def texts(self, *given: str) -> list[bytes]:
+        """Chunks that add texts."""
+        return [self.part({"content": each}) for each in given]
+
+    @property
+    def ending(self) -> list[bytes]:
+        """The end of a stream."""
+        return [self.part({}, "stop"), USAGE, DONE]
+
+    def bodies(self) -> dict[str, list[bytes]]:
+        """Streams of all kinds."""
+        part, texts, ending = self.part, self.texts, self.ending
+        role, last = part({"role": "assistant", "content": ""}), ending[0]
+        words = texts("The ", "quick ", "brown ", "fox", ".")
+        return {
+            "plain": [role, *words, *ending],
+            "no role": [*words, *ending],
+            "long": [*words * 20, *ending],
+            "one": [role, *texts("Yes"), *ending],
+            "nothing": [role, *ending],
+            "not ASCII": [role, *texts("a", "é", "漢字", "😀", "b"), *ending],
+            "line separators": [role, *texts("a", "b\u2028c", "d"), *ending],
+            "escapes": [role, *texts("a", '"', "\n", "\\", "b"), *ending],
+            "empty texts": [role, *texts("a", "", "b", "", ""), *ending],
+            "numbered": [role, *(part({"content": "a"}, created=number) for number in range(6)), *ending],
+            "usage so far": [role, *(part({"content": "a"}, usage=None) for _ in range(5)), *ending],
+            "counted from the first": [part({"content": "a"}, **COUNTED), *words, *ending],
+            "usage in the last": [role, *words, part({}, "stop", **COUNTED), DONE],
+            "a text in the last": [role, *words, part({"content": "!"}, "length"), USAGE, DONE],
+            "a call": [role, part({"tool_calls": [CALL]}), part({}, "tool_calls"), USAGE, DONE],
+            "a call behind texts": [role, *words, part({"tool_calls": [CALL]}), *words, *ending],
+            "reasoning": [role, part({"reasoning_content": "hm"}), *words, *ending],
+            "reasoning between": [role, *words, part({"reasoning_content": "hm"}), *words, *ending],
+            "a refusal": [role, *words, part({"refusal": "no"}), *words, *ending],
+            "thoughts": [role, *words, part({"content": "a", "extra_content": THOUGHT}), *words, *ending],
+            "comments": [b": hello\n\n", role, *words[:3], b": still here\n\n", *words[3:], *ending],
+            "other lines": [each.replace(b"\n", b"\r\n") for each in (role, *words, *ending)],
+            "names": [b"event: x\nid: 7\n" + each for each in (role, *words, *ending)],
+            "no usage": [role, *words, last, DONE],
+            "no end": [role, *words, last],
+            "not finished": [role, *words],
+            "not finished but done": [role, *words, DONE],
+            "unknown end": [role, *words, part({}, "tired"), USAGE, DONE],
+            "behind the end": [role, *words, *ending, *words],
+            "behind its end": [role, *words, last, *words, USAGE, DONE],
+            "another choice": [role, *words, event([{"index": 1, "delta": {"content": "x"}}]), *ending],
+            "an error": [role, *words, ERROR],
+            "an error first": [ERROR],
+            "an error behind the role": [role, ERROR],
+            "no JSON": [role, *words, b"data: {\n\n", *ending],
+            "no JSON first": [b"data: what?\n\n"],
+            "not UTF-8": [role, *words, words[0].replace(b"The", b"\xff"), *ending],
+            "no chunk": [role, *words, b"data: {}\n\n", *ending],
+            "empty": [],
+        }
 
 
-COUNTED = {"usage": {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}}
-ROLE, LAST, USAGE, DONE = (
-    part({"role": "assistant", "content": ""}),
-    part({}, "stop"),
-    event([], **COUNTED),
-    b"data: [DONE]\n\n",
-)
-ENDING = [LAST, USAGE, DONE]
-WORDS = texts("The ", "quick ", "brown ", "fox", ".")
-ERROR = b'data: {"error":{"message":"no","type":"t","code":"c"}}\n\n'
-BODIES: dict[str, list[bytes]] = {
-    "plain": [ROLE, *WORDS, *ENDING],
-    "no role": [*WORDS, *ENDING],
-    "one": [ROLE, *texts("Yes"), *ENDING],
-    "nothing": [ROLE, *ENDING],
-    "not ASCII": [ROLE, *texts("a", "é", "漢字", "😀", "b"), *ENDING],
-    "line separators": [ROLE, *texts("a", "b\u2028c", "d"), *ENDING],
-    "escapes": [ROLE, *texts("a", '"', "\n", "\\", "b"), *ENDING],
-    "empty texts": [ROLE, *texts("a", "", "b", "", ""), *ENDING],
-    "numbered": [ROLE, *(part({"content": "a"}, created=number) for number in range(6)), *ENDING],
-    "usage so far": [ROLE, *(part({"content": "a"}, usage=None) for _ in range(5)), *ENDING],
-    "usage in the last": [ROLE, *WORDS, part({}, "stop", **COUNTED), DONE],
-    "a call": [ROLE, part({"tool_calls": [CALL]}), part({}, "tool_calls"), USAGE, DONE],
-    "reasoning": [ROLE, part({"reasoning_content": "hm"}), *WORDS, *ENDING],
-    "comments": [b": hello\n\n", ROLE, *WORDS[:3], b": still here\n\n", *WORDS[3:], *ENDING],
-    "other lines": [each.replace(b"\n", b"\r\n") for each in (ROLE, *WORDS, *ENDING)],
-    "names": [b"event: x\nid: 7\n" + each for each in (ROLE, *WORDS, *ENDING)],
-    "no usage": [ROLE, *WORDS, LAST, DONE],
-    "no end": [ROLE, *WORDS, LAST],
-    "not finished": [ROLE, *WORDS],
-    "not finished but done": [ROLE, *WORDS, DONE],
-    "unknown end": [ROLE, *WORDS, part({}, "tired"), USAGE, DONE],
-    "behind the end": [ROLE, *WORDS, *ENDING, *WORDS],
-    "behind its end": [ROLE, *WORDS, LAST, *WORDS, USAGE, DONE],
-    "another choice": [ROLE, *WORDS, event([{"index": 1, "delta": {"content": "x"}}]), *ENDING],
-    "an error": [ROLE, *WORDS, ERROR],
-    "an error first": [ERROR],
-    "an error behind the role": [ROLE, ERROR],
-    "no JSON": [ROLE, *WORDS, b"data: {\n\n", *ENDING],
-    "no JSON first": [b"data: what?\n\n"],
-    "not UTF-8": [ROLE, *WORDS, WORDS[0].replace(b"The", b"\xff"), *ENDING],
-    "no chunk": [ROLE, *WORDS, b"data: {}\n\n", *ENDING],
-    "empty": [],
-}
+THOUGHT = {"google": {"thought": True}}
+BODIES = {form.object: Events(form).bodies() for form in (CHATS, COMPLETIONS)}
+ROLE, *WORDS = BODIES[CHATS.object]["plain"][:6]
+ENDING = LAST, _, _ = Events(CHATS).ending
+texts = Events(CHATS).texts
 HEADS: dict[str, bytes] = {
     "usual": STREAM,
     "more": STREAM.replace(b"event-stream", b"event-stream; charset=utf-8"),
@@ -99,6 +123,7 @@ HEADS: dict[str, bytes] = {
     "interim": b"HTTP/1.1 102 Processing\r\n\r\n" + STREAM,
     "until the end": STREAM.replace(b"transfer-encoding: chunked\r\n", b""),
     "another type": STREAM.replace(b"text/event-stream", b"application/x-ndjson"),
+    "marked": STREAM.replace(b"\r\n\r\n", b"\r\nx-interlingua-token-ids: retokenised\r\n\r\n"),
     "refused": STREAM.replace(b"200 OK", b"400 Bad Request"),
 }
 FRAMES: dict[str, Any] = {
@@ -120,19 +145,34 @@ OTHER_ANSWERS: dict[str, tuple[Step, ...]] = {
 
 
 @st.composite
-def plays(draw: Any) -> tuple[Step, ...]:
+def turns(draw: Any) -> tuple[Request, dict[str, str], tuple[Step, ...]]:
+    """A client's request for a stream, and what the server does."""
+    requests = STREAMS[draw(st.sampled_from([*STREAMS]))]
+    request = requests[draw(st.sampled_from([*requests, *[""] * 2 * len(requests)]))]
+    return request, {}, draw(plays(BODIES[request.form.object]))
+
+
+@st.composite
+def plays(draw: Any, bodies: dict[str, list[bytes]]) -> tuple[Step, ...]:
     """What a server does."""
     if not draw(st.integers(0, 9)):
         return OTHER_ANSWERS[draw(st.sampled_from([*OTHER_ANSWERS]))]
     head = HEADS[draw(st.sampled_from(["usual"] * 5 + [*HEADS]))]
     frame = "no length" if b"chunked" not in head else draw(st.sampled_from(["chunks"] * 4 + [*FRAMES][:-1]))
-    data = head + FRAMES[frame](BODIES[draw(st.sampled_from(["plain"] * 5 + [*BODIES]))])
+    events = bodies[draw(st.sampled_from(["plain", "no role", "long", "no usage"] * 4 + [*bodies]))]
+    data = head + FRAMES[frame](events)
     last = draw(st.sampled_from([END, END, END, Close(), Reset()])) if frame != "no length" else Close()
     if draw(st.integers(0, 4)) == 0 and not isinstance(last, bytes):
         data = data[: draw(st.integers(0, len(data)))]
-    places = sorted(draw(st.lists(st.integers(0, len(data)), max_size=6)))
+    # A read of whole chunks is what most of a stream comes in.
+    ends = [end for end in accumulate(map(len, map(chunk, events)), initial=len(head)) if end <= len(data)]
+    place = st.sampled_from(ends or [0]) if frame == "chunks" and draw(st.booleans()) else st.integers(0, len(data))
+    places = sorted(draw(st.lists(place, max_size=6)))
     pieces = [data[begin:end] for begin, end in zip([0, *places], [*places, len(data)], strict=True)]
-    return (*filter(None, pieces), last)
+    steps: list[Step] = []
+    for piece in filter(None, pieces):
+        steps += [piece, Pause(0)]  # so that the gateway reads it by itself
+    return (*steps, last)
 
 
 def without_times(seen: dict[str, Any]) -> dict[str, Any]:
@@ -141,20 +181,51 @@ def without_times(seen: dict[str, Any]) -> dict[str, Any]:
     return seen
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from([*REQUESTS]), plays()), min_size=1, max_size=6))
-def test_streams_without_a_task_are_as_those_with_one(both: Any, turns: list[tuple[str, tuple[Step, ...]]]) -> None:
+@settings(max_examples=100, deadline=None)
+@given(st.lists(turns(), min_size=1, max_size=6))
+def test_streams_without_a_task_are_as_those_with_one(
+    both: Any, turns: list[tuple[Request, dict[str, str], tuple[Step, ...]]]
+) -> None:
     runner, gateways = both
 
     async def compare() -> None:
-        for name, steps in turns:
-            direct, usual = [without_times(await each.turn(REQUESTS[name], {}, steps)) for each in gateways]
+        for turn in turns:
+            direct, usual = [without_times(await each.turn(*turn)) for each in gateways]
             assert direct == usual
 
     runner.run(compare())
 
 
-STEPS: tuple[Step, ...] = (STREAM + b"".join(map(chunk, BODIES["plain"])) + END,)
+@pytest.mark.parametrize("body", ["long", "no usage", "not ASCII", "empty texts"])
+@pytest.mark.parametrize("client", STREAMS)
+def test_runs_in_whole_chunks_are_written_as_with_a_task(client: str, body: str, both: Any) -> None:
+    runner, gateways = both
+    plain = STREAMS[client][""]
+    events = BODIES[plain.form.object][body]
+    steps: list[Step] = [STREAM, Pause(0)]
+    for each in events:
+        steps += [chunk(each), Pause(0)]
+
+    async def compare() -> None:
+        for _ in range(2):  # the first one may have no idle connection
+            direct, usual = [without_times(await each.turn(plain, {}, (*steps, END))) for each in gateways]
+            assert direct == usual
+
+    runner.run(compare())
+
+
+@pytest.mark.parametrize("client", STREAMS)
+async def test_plain_streams_of_all_protocols_have_no_task(client: str, tasks: list[str]) -> None:
+    plain = STREAMS[client][""]
+    steps = (STREAM + b"".join(map(chunk, BODIES[plain.form.object]["no role"])) + END,)
+    async with gateway() as there:
+        answers = [await there.turn(plain, {}, steps) for _ in range(2)]
+    assert tasks == ["task", "direct"]
+    assert answers[0]["body"] == answers[1]["body"]
+    assert answers[0]["headers"] == answers[1]["headers"]
+
+
+STEPS: tuple[Step, ...] = (STREAM + b"".join(map(chunk, (ROLE, *WORDS, *ENDING))) + END,)
 
 
 async def test_a_plain_stream_has_no_task_once_a_connection_is_idle(tasks: list[str]) -> None:
