@@ -29,6 +29,7 @@ from backends.native.engine.scheduling.scheduler import MOST_ROWS
 from backends.native.engine.scheduling.sequence import Sequence, Work
 
 _MEMORY = 0.98  # how much an observation counts after the next one
+_SOURCE_MEMORY = 0.99  # likewise of a trial of a source by any sequence, of which there are more
 _FIRST_SHARE = 0.1  # of a row in a step of one row, before anything was measured
 _FIRST_PASS = 0.2  # of a step: a pass of the smaller model, likewise
 _FIRST_CHANCE = 0.7  # of a draft, before any was verified
@@ -49,10 +50,10 @@ class Rate:
         self.right = self.right * _MEMORY + right
         self.tried = self.tried * _MEMORY + right + wrong
 
-    def forget(self) -> None:
+    def forget(self, memory: float = _MEMORY) -> None:
         """Count a step without a trial, so that a rate that lets nothing be tried is tried again."""
-        self.right *= _MEMORY
-        self.tried *= _MEMORY
+        self.right *= memory
+        self.tried *= memory
 
     def estimate(self, prior: float) -> float:
         """The rate, as if `_PRIOR` trials had been made at the rate `prior`."""
@@ -245,7 +246,7 @@ class Speculation:
         step = _PlannedStep(len(running), self._costs.step(len(running)), MOST_ROWS - len(running))
         asked: dict[Sequence, tuple[_Drafts, float]] = {}
         # Once a step, however many sequences there are: a trial of each is a step of trials, too.
-        self._source_rate.forget()
+        self._source_rate.forget(_SOURCE_MEMORY)
         for sequence in running:
             sequence.drafts, sequence.forced = (), False
             most = min(step.spare, sequence.longest - len(sequence.tokens) - 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -21,7 +20,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from backends.native.engine import mtp_drafts
 from backends.native.engine.draft_model import Shadow
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
@@ -218,84 +216,6 @@ def test_predictions_are_those_of_transformers(kind: str, sizes: Mapping[str, in
     assert 0.2 < speculation.accepted / speculation.drafted < 0.8
     assert sum(len(tokens) > known for tokens, known in source.predicted) > 80
     assert wrong(source, Reference(folders[kind])) == 0
-
-
-class Seldom(Eager):
-    """Asks for drafts in every seventh step: what the layer was not run over piles up."""
-
-    step = 0
-
-    def plan(self, running: Seq[Sequence]) -> None:
-        self.step += 1
-        super().plan(running if self.step % 7 == 0 else [])
-
-
-def seldom(tiny: Tiny) -> None:
-    assert tiny.engine._speculation is not None
-    tiny.engine._speculation = Seldom(tiny.engine._speculation.source)
-
-
-@pytest.mark.parametrize("most", [12, 128])
-@pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
-def test_predictions_behind_what_has_piled_up(
-    sizes: Mapping[str, int], most: int, folders: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mtp_drafts, "_MOST_KEPT", most)
-    tiny, source = run(folders["glm4_moe"], sizes, seldom)
-    assert tiny.scheduler.preemptions if sizes is SMALL else tiny.scheduler.prefix_hits
-    assert len(source.predicted) > 40
-    assert wrong(source, Reference(folders["glm4_moe"])) == 0
-
-
-class Late(Eager):
-    """Asks for drafts of later sequences alone."""
-
-    def plan(self, running: Seq[Sequence]) -> None:
-        super().plan([sequence for sequence in running if sequence.request.seq >= 100])
-
-
-@pytest.mark.parametrize("too_soon", [False, True])
-def test_blocks_that_the_layer_was_not_run_over_are_not_shared(
-    too_soon: bool, folders: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    follow = MtpDrafts.follow
-
-    def follow_and_share(self: MtpDrafts, works: Seq[Work], chosen: Seq[Seq[int]]) -> None:
-        follow(self, works, chosen)
-        for work in works:
-            work.sequence.stored = sys.maxsize
-
-    if too_soon:
-        monkeypatch.setattr(MtpDrafts, "follow", follow_and_share)
-    tiny = engine_of(folders["deepseek_v3"])
-    assert tiny.engine._speculation is not None
-    tiny.engine._speculation = Late(tiny.engine._speculation.source)
-    source, first = recording(tiny, {}), prompt(10, 0)
-    answers = {0: Answer(), 100: Answer()}
-    tiny.engine.submit(0, Submit(0, first, 60))
-    for _ in range(30):
-        tiny.take(answers)
-    tokens = (*first, *answers[0].ids)
-    tiny.engine.cancel(0, 0)
-    tiny.engine.submit(0, Submit(100, tokens, 8))
-    while tiny.engine.busy:
-        tiny.take(answers)
-    # Of the blocks that a prefix finds the last is computed again.
-    assert tiny.scheduler.prefix_hits == ((len(tokens if too_soon else first) - 1) // BLOCK - 1) * BLOCK
-    assert len(source.predicted) > 5
-    assert bool(wrong(source, Reference(folders["deepseek_v3"]))) is too_soon
-
-
-def test_the_layer_is_run_over_the_rest_of_a_sequence_at_its_end(folders: Mapping[str, str]) -> None:
-    tiny = engine_of(folders["deepseek_v3"])
-    assert tiny.engine._speculation is not None
-    tiny.engine._speculation = Late(tiny.engine._speculation.source)
-    source, first = recording(tiny, {}), prompt(10, 0)
-    ids = tiny.answers([Submit(0, first, 60)])[0].ids
-    tiny.answers([Submit(100, (*first, *ids), 8)])
-    assert tiny.scheduler.prefix_hits > 60
-    assert len(source.predicted) > 5
-    assert wrong(source, Reference(folders["deepseek_v3"])) == 0
 
 
 def test_parts_of_the_layer_are_replaced_if_a_small_copy_agrees(
