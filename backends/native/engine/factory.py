@@ -123,7 +123,8 @@ def _generator(options: EngineOptions, report: Report) -> tuple[Manageable, Read
     compiles = pick_device(options.device).type == "cpu" and jit.is_first_build()
     drafting = _load_draft_model(options) if options.draft_model not in ("", MTP) else None
     loaded = _load(options)
-    mtp = load_mtp(loaded, options.model) if options.draft_model == MTP else None
+    replaces = options.execution_path == "auto"
+    mtp = load_mtp(loaded, options.model, replaces=replaces) if options.draft_model == MTP else None
     report(Loading(0.6, "compiling kernels, once; self-check" if compiles else "self-check"))
     packed = choose_path(loaded, options)
     if options.lora_adapters:

@@ -1,11 +1,11 @@
 """Draft tokens by a model's own layer for multi-token prediction (`loading.mtp`).
 
 Strategy: the layer takes the hidden states that the model had at tokens, and the tokens that follow them. Both are kept
-from every step, and the layer is run over them before drafts are written and whenever a block is full: so it has keys
-and values in every block that others may share, and costs little where no drafts pay. Its output predicts what comes
-behind the newest token. For further drafts it is run on its own output, as if that were the model's hidden state; what
-it stores then is overwritten when the model has run those tokens, or others in their places. Drafts are chosen with the
-request's sampling and noise, as those of a smaller model are (`draft_model`).
+from every step. The layer is run over them before drafts are written, with a prompt, at a sequence's end, and when many
+have piled up: so it costs little where no drafts pay. Blocks that it was not run over yet are not shared. Its output
+predicts what comes behind the newest token. For further drafts it is run on its own output, as if that were the model's
+hidden state; what it stores then is overwritten when the model has run those tokens, or others in their places. Drafts
+are chosen with the request's sampling and noise, as those of a smaller model are (`draft_model`).
 
 The keys and values at a block's last token depend on the first token of the next block, too: of a prefix that is found
 in the cache the last block is computed again (`Scheduler`).
@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -32,8 +32,14 @@ from backends.native.engine.loading.mtp import MtpLayer
 from backends.native.engine.runner.pack import pack_of
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.engine.sampling.sampler import NoDistribution, sample
+from backends.native.engine.scheduling.endings import until_end
+from backends.native.engine.scheduling.scheduler import MOST_ROWS
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.scheduling.speculation import StepCosts
+
+# Tokens of all sequences that the layer is run over at once where no drafts are written. A pass over more takes hardly
+# less time for each, and their hidden states are kept until then.
+_MOST_KEPT = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -59,10 +65,16 @@ class _Followed:
         """How many of its leading tokens the layer can be run over."""
         return self.start + len(self.ids)
 
+    def fills_block(self, size: int) -> bool:
+        """Whether a block of `size` tokens is full that the layer was not run over."""
+        return self.end // size > self.start // size
+
     def take(self, start: int, ids: Seq[int]) -> None:
         """Take over what follows the tokens of a step from position `start` on; their hidden states must follow."""
         if start != self.end:  # it was preempted, and is computed again from there
-            self.start, self.ids, self.states = start, [], []
+            kept = max(0, min(start, self.end) - self.start)
+            self.ids, self.states = self.ids[:kept], [torch.cat(self.states)[:kept]] if kept else []
+            self.start = start - kept
         self.ids += ids
 
 
@@ -89,32 +101,34 @@ class MtpDrafts:
         text_part(model).register_forward_hook(self._keep)
 
     def follow(self, works: Seq[Work], chosen: Seq[Seq[int]]) -> None:
-        """Keep what a step had, and run the layer for the sequences that have filled a block in it."""
+        """Keep what a step had, and run the layer if its blocks are to be shared or much has piled up."""
         # Released at once: otherwise a step's hidden states would stay in memory until the next step.
         states, self._states = self._states, None
         assert states is not None, "the model was not run"
-        first, due = 0, []
-        others: list[tuple[_Followed, range]] = []
+        first, kept, runs = 0, 0, False
+        spans: list[tuple[_Followed, range]] = []  # the rows of a sequence's states
         for work, tokens in zip(works, chosen, strict=True):
             followed = self._followed.get(work.sequence)
             if followed is None:
                 followed = self._followed[work.sequence] = _Followed(Shadow.of(work.sequence))
             following = _following(work, tokens)
             followed.take(work.start, following)
-            rows = range(first, first + len(following))
-            first += work.count
-            if followed.end // self._size > followed.start // self._size:
-                followed.states.append(states[rows.start : rows.stop])
-                due.append(work.sequence)
-            else:
-                others.append((followed, rows))
-        self._catch_up(due)
-        # A copy: the step may have been a long one.
-        index = array("q", [row for _, rows in others for row in rows])
-        copied = states.index_select(0, index_tensor(index, states.device))
-        parts = torch.split(copied, [len(rows) for _, rows in others])
-        for (followed, _), part in zip(others, parts, strict=True):
-            followed.states.append(part)
+            spans.append((followed, range(first, first + len(following))))
+            first, kept = first + work.count, kept + len(followed.ids)
+            runs |= followed.fills_block(self._size) and _is_shared_soon(work, tokens)
+        runs |= kept >= _MOST_KEPT
+        if not runs:
+            # A copy: the step may have been a long one.
+            index = array("q", [row for _, rows in spans for row in rows])
+            states = states.index_select(0, index_tensor(index, states.device))
+            ends = accumulate((len(rows) for _, rows in spans), initial=0)
+            spans = [(followed, range(*ends)) for (followed, _), ends in zip(spans, pairwise(ends), strict=True)]
+        for followed, rows in spans:
+            followed.states.append(states[rows.start : rows.stop])
+        if runs:
+            self._catch_up([work.sequence for work in works])
+        for work in works:
+            work.sequence.stored = self._followed[work.sequence].start
 
     def draft(self, wanted: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         """Up to so many drafts for each sequence, as far as its blocks have room for what is stored with them."""
@@ -160,8 +174,10 @@ class MtpDrafts:
     def _write(self, sequences: Seq[Sequence]) -> None:
         """Write drafts, the first of all, then the second, and so on."""
         began = time.perf_counter()
-        self._catch_up(sequences)
         every = [self._followed[sequence] for sequence in sequences]
+        # What has piled up without drafts says nothing of a pass of every step.
+        counts = sum(len(followed.ids) for followed in every) <= MOST_ROWS
+        self._catch_up(sequences)
         shadows = [followed.shadow for followed in every]
         rows = [followed.output for followed in every if followed.output is not None]
         while shadows:
@@ -174,8 +190,9 @@ class MtpDrafts:
             except NoDistribution:
                 return
             now = time.perf_counter()
-            self.costs.add(len(shadows), now - began)
-            began = now
+            if counts:
+                self.costs.add(len(shadows), now - began)
+            began, counts = now, True
             going = [
                 (shadow, row)
                 for shadow, token, row in zip(shadows, tokens, outputs, strict=True)
@@ -203,6 +220,14 @@ class MtpDrafts:
         pack = replace(pack_of(works, self._size, doubling=self._doubling), ids=ids)
         rows = array("q", [end - 1 for end in accumulate(pack.counts)])
         return self._layer.run(self._runner, replace(pack, rows=rows), states)
+
+
+def _is_shared_soon(work: Work, tokens: Seq[int]) -> bool:
+    """Whether a work is of a prompt, or its sequence ends with the `tokens` that were chosen behind it."""
+    sequence = work.sequence
+    if work.start < sequence.prompt_length:
+        return True
+    return until_end(sequence.request, tuple(tokens), sequence.generated)[1] is not None
 
 
 def _following(work: Work, tokens: Seq[int]) -> tuple[int, ...]:

@@ -50,8 +50,12 @@ def step_memory(
             if runner.states is not None:
                 _pretend_states(runner.states, works)
             sample(works, runner.run(works).nan_to_num_())  # most of the block has never been written
-            if embedder is not None:  # one more image, while the sequences' histories are alive
+            if embedder is not None and kept is not None:
+                # One more image, while the sequences' histories are alive, and parts of others, which the cache may
+                # have let go, for each token of the step.
+                parts = kept.new_empty(sum(work.count for work in works), *kept.shape[1:])
                 embedder.encode(_renamed(_largest(embedder), 1_000_000 + sequences))
+                del parts
             for work in works:
                 runner.forget(work.sequence)
         del kept

@@ -28,11 +28,24 @@ def fuse_layers(model: Any, longest: int, *, join: bool = True) -> None:
     text = text_part(model)
     # Before `FusedAttention.of`, which probes modules by our attention function.
     text.set_attn_implementation(NAME)
+    fuse_modules(text, longest, join=join)
+    replace_modules(model, FusedNorm.of)
+
+
+@torch.inference_mode()
+def fuse_modules(parent: Any, longest: int, *, join: bool = True) -> None:
+    """Replace the attention, MLP and norm modules below `parent` that can be replaced, in place.
+
+    Args:
+        parent: holds modules whose attention implementation is set to ours.
+        longest: the most tokens of a sequence.
+        join: see `fuse_layers`.
+    """
     # Attention first: it reads `variance_epsilon` of the heads' norms, which the `FusedNorm` put in their place does
     # not have.
-    replace_modules(text, partial(FusedAttention.of, longest=longest, join=join))
-    replace_modules(text, partial(FusedMLP.of, join=join))
-    replace_modules(model, FusedNorm.of)
+    replace_modules(parent, partial(FusedAttention.of, longest=longest, join=join))
+    replace_modules(parent, partial(FusedMLP.of, join=join))
+    replace_modules(parent, FusedNorm.of)
 
 
 def fuse_decoder_layers(model: Any) -> None:

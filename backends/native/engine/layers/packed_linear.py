@@ -30,7 +30,7 @@ _ROWS = 32
 # packed, a row has the same sums whatever other rows it is multiplied with.
 _LEAST = 2**12
 # In bfloat16 smaller ones take half as long packed, from two rows on; in float32 longer. Towers for images multiply too
-# many rows for that, and their outputs would take more memory, padded.
+# many rows for that.
 _LEAST_OF_TEXT = 2**9
 # Experts of fewer numbers take up to 1.7 times as long packed where oneDNN multiplies a few rows (measured with 2^16).
 _LEAST_BY_ONEDNN = 2**17
@@ -121,6 +121,8 @@ class PackedExperts(nn.Module):
         self.experts = experts
         # Lists, not `ModuleList`s: a model may have thousands, which nobody looks for by name.
         self._up, self._down = ([PackedLinear(each) for each in _linears_of(experts, name)] for name in _names(experts))
+        # transformers multiplies in it whatever the states and activations are in.
+        self._dtype = self._up[0].weight.dtype
 
     @property
     def layers(self) -> list[PackedLinear]:
@@ -167,7 +169,7 @@ class PackedExperts(nn.Module):
         # Step 1: every expert's rows one after the other.
         numbers, order = chosen.flatten().sort(stable=True)
         counts = {number: count for number, count in enumerate(numbers.bincount().tolist()) if count}
-        given = torch.split(rows[order // chosen.shape[1]], list(counts.values()))
+        given = torch.split(rows.to(self._dtype)[order // chosen.shape[1]], list(counts.values()))
         # Step 2: the experts.
         joined = (self._up[number].product(each) for number, each in zip(counts, given, strict=True))
         inner: Iterable[Tensor]
@@ -187,7 +189,7 @@ class PackedExperts(nn.Module):
     def _activate(self, joined: Tensor) -> Tensor:
         own = self.experts
         activated: Tensor = own._apply_gate(joined) if own.has_gate else own.act_fn(joined)  # noqa: SLF001
-        return activated
+        return activated.to(self._dtype)
 
 
 def _names(experts: Any) -> tuple[str, str]:

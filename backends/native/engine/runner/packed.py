@@ -20,12 +20,13 @@ from backends.native.engine.attention.adapted import adapt_attention
 from backends.native.engine.attention.interface import (
     NAME,
     AttentionMetadata,
+    AttentionParams,
     Forward,
     Kernel,
     running,
     text_part,
 )
-from backends.native.engine.attention.kv_cache import KVCache
+from backends.native.engine.attention.kv_cache import KVCache, LayerCache
 from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.devices import ExtraArrays, send
 from backends.native.engine.lora.layers import adapting
@@ -227,20 +228,29 @@ class PackedRunner:
         assert metadata.positions is not None
         return self._logits(tokens, rows, metadata, self._positions(metadata.positions, works), works)
 
-    def run_beside(self, pack: Pack, forward: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Run layers that are not the model's over pages of its cache.
+    def run_beside(self, pack: Pack, forward: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        """Run a layer that is not the model's over pages of its cache; it attends for the wanted rows alone.
 
         Args:
-            pack: the step.
-            forward: takes [tokens] ids and [tokens] positions, returns [tokens, width].
+            pack: the step; each of its wanted rows attends as a sequence with one token in the step.
+            forward: takes [tokens] ids, [tokens] positions and [wanted] rows; returns [tokens, width], of which only
+                the wanted rows count.
 
         Returns:
             [wanted rows, width].
         """
         tokens, rows, metadata = self._sent(pack, (), None)
         assert metadata.positions is not None
-        with running(Forward(self.cache, metadata, self._kernel)):
-            return forward(tokens, metadata.positions)[rows]
+
+        def attend(
+            queries: Tensor, cache: LayerCache, block_size: int, metadata: AttentionMetadata, params: AttentionParams
+        ) -> Tensor:
+            attended = self._kernel(queries.index_select(0, rows), cache, block_size, metadata, params)
+            # Not empty: a row that is not wanted passes the rest of the layer, too.
+            return attended.new_zeros(len(queries), *attended.shape[1:]).index_copy_(0, rows, attended)
+
+        with running(Forward(self.cache, metadata, self._kernel if len(rows) == len(tokens) else attend)):
+            return forward(tokens, metadata.positions, rows)[rows]
 
     def _logits(
         self, tokens: Tensor, rows: Tensor, metadata: AttentionMetadata, positions: Tensor, works: Seq[Work] = ()

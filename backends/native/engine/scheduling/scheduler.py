@@ -179,17 +179,17 @@ class Scheduler:
         sequence, size = work.sequence, self.pool.size
         # Less than the work's end: drafts were wrong, or the sequence was preempted since it was launched. More: its
         # next step was launched, too.
-        end = min(sequence.computed, work.start + work.count)
-        first = work.start // size
+        end = min(sequence.computed, work.start + work.count, sequence.stored)
+        first = sequence.published
         # Decode fills a block only in one of `size` steps: most works end here.
         if end < (first + 1) * size or not self.pool.caching:
             return
-        # Only now is a block shared: its keys and values are in the cache. `schedule` could not publish it, since the
-        # step may still fail.
+        # Only now is a block shared: its keys and values are in the cache. In `schedule` the step could still fail.
         full = end // size
         extend_keys(sequence.block_keys, sequence.tokens, full, size, sequence.salt, sequence.block_extra)
         for index in range(first, full):
             self.pool.publish(sequence.blocks[index], sequence.block_keys[index])
+        sequence.published = full
         if self._snapshots is not None and sequence.computed % size == 0:
             self._save_state(sequence, full, self._snapshots)
 

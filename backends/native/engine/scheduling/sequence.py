@@ -8,6 +8,7 @@ it chooses is below zero until then. Imports no torch: objects that hold tensors
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -97,6 +98,8 @@ class Sequence:
         salt: what sequences must have in common, besides tokens, to share cache blocks (the LoRA adapter's name).
         tokens: the prompt, then what was generated.
         computed: leading tokens whose keys and values are in `blocks`.
+        stored: of these, those for which `blocks` hold all else that will be stored there (`mtp_drafts`).
+        published: leading blocks that others may share.
         block_keys: prefix-cache keys of the leading full blocks, as far as they were needed.
         shared_blocks: leading blocks that were in the prefix cache when the sequence was admitted, with or without the
             recurrent state that is needed to continue behind them.
@@ -120,6 +123,8 @@ class Sequence:
     tokens: list[int] = field(init=False)
     prompt_length: int = field(init=False)
     computed: int = 0
+    stored: int = sys.maxsize
+    published: int = 0
     blocks: array[int] = field(default_factory=lambda: array("q"))
     block_keys: list[bytes] = field(default_factory=list)
     shared_blocks: int = 0
@@ -174,7 +179,7 @@ class Sequence:
     def forget_computed(self) -> None:
         """Start over from the tokens alone. The caller has released the blocks."""
         self.blocks = array("q")
-        self.computed = 0
+        self.computed = self.published = 0
         # What was collected from chunks is collected again with them; kept, it would be counted twice.
         self.prompt_logprobs.clear()
         self.hidden_sum = None

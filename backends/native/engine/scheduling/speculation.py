@@ -29,6 +29,7 @@ from backends.native.engine.scheduling.scheduler import MOST_ROWS
 from backends.native.engine.scheduling.sequence import Sequence, Work
 
 _MEMORY = 0.98  # how much an observation counts after the next one
+_SOURCE_MEMORY = 0.99  # likewise of a trial of a source by any sequence, of which there are more
 _FIRST_SHARE = 0.1  # of a row in a step of one row, before anything was measured
 _FIRST_PASS = 0.2  # of a step: a pass of the smaller model, likewise
 _FIRST_CHANCE = 0.7  # of a draft, before any was verified
@@ -49,10 +50,10 @@ class Rate:
         self.right = self.right * _MEMORY + right
         self.tried = self.tried * _MEMORY + right + wrong
 
-    def forget(self) -> None:
+    def forget(self, memory: float = _MEMORY) -> None:
         """Count a step without a trial, so that a rate that lets nothing be tried is tried again."""
-        self.right *= _MEMORY
-        self.tried *= _MEMORY
+        self.right *= memory
+        self.tried *= memory
 
     def estimate(self, prior: float) -> float:
         """The rate, as if `_PRIOR` trials had been made at the rate `prior`."""
@@ -125,6 +126,13 @@ class StepCosts:
         return max(1e-9, self._seconds / self._weight + self.row * (rows - self._rows / self._weight))
 
 
+def _first_passes(seconds: float, sequences: int) -> StepCosts:
+    """Those of a source's passes before any was measured, beside a step of so many seconds for so many sequences."""
+    costs = StepCosts()
+    costs.add(sequences, _FIRST_PASS * seconds)
+    return costs
+
+
 class DraftSource(Protocol):
     """What writes drafts besides a sequence's own text: `draft_model.DraftModel` or `mtp_drafts.MtpDrafts`."""
 
@@ -159,6 +167,14 @@ class _Drafts(NamedTuple):
     chance: float
 
 
+class _Asked(NamedTuple):
+    """A sequence that a source may write drafts for: at most so many, and the chance of each that it is right."""
+
+    sequence: Sequence
+    most: int
+    chance: float
+
+
 @dataclass(slots=True, eq=False)
 class _PlannedStep:
     """A step as far as it is planned: the tokens that it will give, its seconds, and the rows that are left."""
@@ -177,6 +193,31 @@ class _PlannedStep:
             self.tokens, self.seconds, count = self.tokens + likely, self.seconds + cost, count + 1
         self.spare -= count
         return count
+
+    def add_passes(self, asked: Seq[_Asked], row: float, passes: StepCosts) -> dict[Sequence, int]:
+        """Add passes of a source as long as they pay; of those in `asked` that get drafts, how many.
+
+        Args:
+            asked: sequences that may get one of each pass.
+            row: seconds of a draft's row.
+            passes: the seconds of a pass, by the number of sequences.
+        """
+        found: dict[Sequence, int] = {}
+        depth = 0
+        while asked:
+            depth += 1
+            # Step 1: those for which a place in the pass pays; those of greater chances where few rows are left.
+            least = (row + passes.row) * self.tokens / self.seconds
+            asked = [each for each in asked if each.most >= depth and each.chance**depth > least]
+            asked = sorted(asked, key=lambda each: -each.chance)[: self.spare]
+            # Step 2: whether they together pay for it.
+            likely = sum(each.chance**depth for each in asked)
+            cost = len(asked) * row + passes.step(len(asked)) if asked else 0.0
+            if likely * self.seconds <= cost * self.tokens:
+                break
+            self.tokens, self.seconds, self.spare = self.tokens + likely, self.seconds + cost, self.spare - len(asked)
+            found.update((each.sequence, depth) for each in asked)
+        return found
 
 
 class Speculation:
@@ -203,7 +244,9 @@ class Speculation:
     def plan(self, running: Seq[Sequence]) -> None:
         """Set `drafts` of the sequences that are in decode."""
         step = _PlannedStep(len(running), self._costs.step(len(running)), MOST_ROWS - len(running))
-        asked: dict[Sequence, _Drafts] = {}
+        asked: dict[Sequence, tuple[_Drafts, float]] = {}
+        # Once a step, however many sequences there are: a trial of each is a step of trials, too.
+        self._source_rate.forget(_SOURCE_MEMORY)
         for sequence in running:
             sequence.drafts, sequence.forced = (), False
             most = min(step.spare, sequence.longest - len(sequence.tokens) - 1)
@@ -211,8 +254,8 @@ class Speculation:
             if most < 1 or sequence.pending != 1 or not sequence.generated:
                 continue
             own = _Drafts(*self._find(sequence, most))
-            if self.source is not None and self._retried_chance(sequence) > own.chance:
-                asked[sequence] = own
+            if self.source is not None and (chance := self._retried_chance(sequence)) > own.chance:
+                asked[sequence] = own, chance
             else:
                 self._take(sequence, own, step)
         if self.source is not None and asked:
@@ -223,16 +266,27 @@ class Speculation:
         self._drafter(sequence).from_source = False
         sequence.drafts = tuple(own.tokens[: step.add(len(own.tokens), own.chance, self._costs.row)])
 
-    def _ask(self, source: DraftSource, asked: Mapping[Sequence, _Drafts], step: _PlannedStep) -> None:
-        """Set the drafts by the source; where that does not pay, those of the sequences' own texts."""
-        passing = source.costs.step(len(asked)) if source.costs.measured else _FIRST_PASS * step.seconds
-        cost = self._costs.row + passing / len(asked)
-        wanted = {}
-        for sequence, own in asked.items():
-            most = step.add(sequence.longest - len(sequence.tokens) - 1, self._chance_of_source(sequence), cost)
-            if most:
+    def _ask(self, source: DraftSource, asked: Mapping[Sequence, tuple[_Drafts, float]], step: _PlannedStep) -> None:
+        """Set the drafts by the source; where that does not pay, those of the sequences' own texts.
+
+        Args:
+            source: writes drafts.
+            asked: each with its own text's drafts, and the chance of each draft of the source that it is right if those
+                before it are.
+            step: what is planned so far.
+        """
+        passes = source.costs if source.costs.measured else _first_passes(step.seconds, len(asked))
+        wanted = step.add_passes(
+            [
+                _Asked(sequence, sequence.longest - len(sequence.tokens) - 1, chance)
+                for sequence, (_, chance) in asked.items()
+            ],
+            self._costs.row,
+            passes,
+        )
+        for sequence, (own, _) in asked.items():
+            if sequence in wanted:
                 self._drafter(sequence).from_source = True
-                wanted[sequence] = most
             else:
                 self._take(sequence, own, step)
         for sequence, drafts in (source.draft(wanted) if wanted else {}).items():
@@ -275,15 +329,14 @@ class Speculation:
         if self.source is not None:
             self.source.forget(sequence)
 
-    def _chance_of_source(self, sequence: Sequence) -> float:
-        """The chance of each draft of the source that it is right if those before it are."""
-        return self._drafter(sequence).source_rate.estimate(self._source_rate.estimate(_FIRST_CHANCE))
-
     def _retried_chance(self, sequence: Sequence) -> float:
-        """The same, at a new step: what is never tried gets more likely, until it is tried again."""
-        self._drafter(sequence).source_rate.forget()
-        self._source_rate.forget()
-        return self._chance_of_source(sequence)
+        """The chance of each draft of the source that it is right if those before it are, at a new step.
+
+        What is never tried gets more likely, until it is tried again.
+        """
+        rate = self._drafter(sequence).source_rate
+        rate.forget()
+        return rate.estimate(self._source_rate.estimate(_FIRST_CHANCE))
 
     def _drafter(self, sequence: Sequence) -> Drafter:
         drafter = self._drafters.get(sequence)

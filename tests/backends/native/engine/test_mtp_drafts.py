@@ -23,7 +23,7 @@ from transformers.modeling_layers import MtpModel
 from backends.native.engine.draft_model import Shadow
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
-from backends.native.engine.loading.mtp import MtpLayer, load_mtp
+from backends.native.engine.loading.mtp import MtpLayer, _OfWantedRows, load_mtp
 from backends.native.engine.loading.weights import load
 from backends.native.engine.loop import Engine
 from backends.native.engine.mtp_drafts import MtpDrafts
@@ -216,6 +216,19 @@ def test_predictions_are_those_of_transformers(kind: str, sizes: Mapping[str, in
     assert 0.2 < speculation.accepted / speculation.drafted < 0.8
     assert sum(len(tokens) > known for tokens, known in source.predicted) > 80
     assert wrong(source, Reference(folders[kind])) == 0
+
+
+def test_parts_of_the_layer_are_replaced_if_a_small_copy_agrees(
+    folders: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in folders.values():
+        layer = load_mtp(load(folder), folder)
+        assert isinstance(layer._layers[0].mtp_block.mlp, _OfWantedRows)
+        assert layer._layers[0].mtp_block.input_layernorm.__class__.__name__ == "FusedNorm"
+    own = _OfWantedRows.forward
+    monkeypatch.setattr(_OfWantedRows, "forward", lambda self, states: 1.01 * own(self, states))
+    layer = load_mtp(load(folder), folder)
+    assert not isinstance(layer._layers[0].mtp_block.mlp, _OfWantedRows)
 
 
 def shifted(_: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ from backends.native.engine import runners
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.errors import LoadError
 from backends.native.engine.factory import load_engine
+from backends.native.engine.layers import packed_linear
+from backends.native.engine.loading.execution_path import choose_path
 from backends.native.engine.loading.weights import load
 from backends.native.engine.loop import Engine
 from backends.native.engine.multimodal.peak_memory import peak_memory
@@ -45,8 +47,9 @@ SIDES = (4, 8, 20, 33, 64, 90, 200, 400)
 
 
 def profiled(options: EngineOptions) -> int:
-    """The bound that the engine measures at load."""
+    """The bound that the engine measures at load, of the model as it will be run."""
     loaded = load(options.model, options.dtype)
+    assert choose_path(loaded, options)
     probe = PackedRunner(loaded.model, KVCache(1, options.block_size))
     sequence = Sequence(0, Submit(0, (0,), 1), 0)
     sequence.blocks.append(0)
@@ -104,6 +107,13 @@ def serve(engine: Engine, requests: Requests, count: int, context: int) -> None:
     raise AssertionError("the requests did not end")
 
 
+@pytest.fixture
+def small_layers_are_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the tiny models as many layers are packed as of large ones, and their outputs are padded."""
+    for name in ("_LEAST", "_LEAST_OF_TEXT", "_LEAST_BY_ONEDNN"):
+        monkeypatch.setattr(packed_linear, name, 1)
+
+
 WIDE, NARROW = {"step_tokens": 64, "max_sequences": 8}, {"step_tokens": 16, "max_sequences": 16}
 
 
@@ -117,6 +127,7 @@ class Texts(Requests):
         return MultiModalInputs((7, 9))
 
 
+@pytest.mark.usefixtures("small_layers_are_packed")
 @pytest.mark.parametrize("family", ["llama", "lfm2", "mixtral"])
 def test_texts_use_no_more(family: str, tmp_path: Path) -> None:
     """Of models with attention, with recurrent states, whose snapshots are no part of a step, and with experts."""
@@ -144,8 +155,19 @@ def test_a_step_that_does_not_fit_beside_the_model_is_an_error(tmp_path: Path, m
     load_engine(replace(options, device="cpu"), lambda _: None)
 
 
-@pytest.mark.parametrize(("name", "limits"), [*((name, WIDE) for name in MODELS), ("qwen2_vl", NARROW)])
-def test_a_hundred_random_requests_use_no_more(name: str, limits: dict[str, int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "limits", "packed"),
+    [
+        *((name, WIDE, False) for name in MODELS),
+        ("qwen2_vl", NARROW, False),
+        *((name, WIDE, True) for name in ("idefics3", "llava_next")),
+    ],
+)
+def test_a_hundred_random_requests_use_no_more(
+    name: str, limits: dict[str, int], packed: bool, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if packed:
+        request.getfixturevalue("small_layers_are_packed")
     save, ids = MODELS[name]
     folder = save(tmp_path)
     options = EngineOptions(model=str(folder), threads=1, dtype="float32", context_length=200, kv_tokens=3200, **limits)

@@ -153,6 +153,28 @@ def test_a_norm_behind_each_expert() -> None:
     assert alike(expected, packed(*given), roundings=16)
 
 
+class Raised(MixtralExperts):
+    """Activations are in float32, whatever its weights are in."""
+
+    def _apply_gate(self, joined: Tensor) -> Tensor:
+        gate, up = joined.float().chunk(2, dim=-1)
+        return self.act_fn(gate) * up
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", [MixtralExperts, Raised])
+def test_states_and_activations_in_float32_beside_weights_in_bfloat16(kind: type[MixtralExperts]) -> None:
+    own = made(kind).to(torch.bfloat16)
+    given = drawn(own, 9, torch.float32)
+    expected = own(*given)
+    packed = PackedExperts.of(own, 1)
+    if packed is None:
+        pytest.skip("oneDNN does not multiply bfloat16 here")
+    found = packed(*given)
+    assert found.dtype == torch.float32
+    assert alike(expected.bfloat16(), found.bfloat16(), roundings=4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [Doubled, Louder, Clamped, Reversed, Other])
 def test_experts_that_compute_something_else_stay(kind: type[MixtralExperts], dtype: torch.dtype) -> None:

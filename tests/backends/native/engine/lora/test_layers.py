@@ -131,8 +131,9 @@ def test_with_chunked_prefill_and_preemption(family: str, worlds: Any) -> None:
     assert runs.preemptions
 
 
-def test_beside_packed_linears(worlds: Any) -> None:
-    world, asked = worlds("llama"), requests()
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt_oss"])
+def test_beside_packed_layers_and_experts(family: str, worlds: Any) -> None:
+    world, asked = worlds(family), requests()
     model = world.model(pack=True)
     assert world.error(asked, engine(model).answers(asked)) < 1e-4
 

@@ -146,6 +146,27 @@ def test_a_smaller_model_is_asked_if_its_passes_pay_and_else_the_text(seconds: f
     assert set(one.drafts) == {7} if asked else one.drafts[:3] == (3, 4, 5)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "depths"),
+    [
+        (0.05, {1: 7, 8: 2}),  # eight sequences have room for two drafts each
+        (0.7, {1: 1, 8: 1}),  # a second pass, of drafts that are less likely, would not pay
+        (0.9, {1: 0, 8: 0}),
+    ],
+)
+def test_a_pass_is_for_all_sequences_that_together_pay_for_it(seconds: float, depths: dict[int, int]) -> None:
+    for count, depth in depths.items():
+        speculation = taught(0.02)
+        speculation.source = source = Source(seconds)  # type: ignore[assignment]
+        source.costs = StepCosts()
+        for rows in (1, 8) * 200:  # as long for eight sequences as for one
+            source.costs.add(rows, seconds)
+        for _ in range(20):
+            speculation._source_rate.add(4, 1)
+        speculation.plan([sequence((number, 11, 12)) for number in range(count)])
+        assert source.wanted == [depth] * count if depth else not source.wanted
+
+
 def test_the_likelier_drafts_are_taken_and_each_kind_learns_its_own_rate() -> None:
     speculation, one = taught(0.02), sequence()
     speculation.source = source = Source(0.05)  # type: ignore[assignment]
