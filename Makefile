@@ -169,10 +169,10 @@ bench: $(VENV)/.installed  ## what the gateway itself costs, in CPU time per req
 	$(VENV)/bin/python -m benchmarks.limits --seconds 119
 	$(VENV)/bin/python -m benchmarks.answer_cache
 
-# PLAIN=1: the gateway as an editable installation runs it, in Python alone.
-bench-peers: $(if $(PLAIN),$(VENV)/.installed,compiled)  ## the gateway as `make wheel` builds it beside others, installed first (nginx: the system's), in front of one upstream
+# WHEEL=1: the gateway as `make wheel` builds it.
+bench-peers: $(if $(WHEEL),compiled,$(VENV)/.installed)  ## the gateway beside others, installed first (nginx: the system's), in front of one upstream
 	-$(MAKE) --keep-going $(PEERS)/routers/.installed $(PEERS)/litellm/.installed
-	PYTHONPATH=$(if $(PLAIN),,$(abspath $(COMPILED))) $(VENV)/bin/python -m benchmarks.peers --bin $(PEERS)/routers/bin $(PEERS)/litellm/bin
+	PYTHONPATH=$(if $(WHEEL),$(abspath $(COMPILED))) $(VENV)/bin/python -m benchmarks.peers --bin $(PEERS)/routers/bin $(PEERS)/litellm/bin
 
 bench-experiments: $(VENV)/.installed  ## how often the statistics of experiments are wrong, by simulation (three quarters of an hour)
 	$(VENV)/bin/python -m benchmarks.experiments

@@ -160,8 +160,6 @@ def test_the_steps_of_the_gateways_image_make_one_that_answers(image: Image) -> 
     assert {"gateway", "litestar", "numpy"} <= packages  # numpy for experiments
     assert not packages & {"torch", "transformers", "pip", "tests"}
     assert not (image.folder / "src").exists()
-    compiled = {file.name.partition(".")[0] for file in installed.glob("lib/python*/site-packages/gateway/**/*.so")}
-    assert {"service", "router", "client_connection"} <= compiled
 
     config = image.folder / "etc/interlingua/gateway.toml"
     config.parent.mkdir()
