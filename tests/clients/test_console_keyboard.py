@@ -76,8 +76,8 @@ def test_every_control_of_every_view_is_reached(keyboard: Keyboard, console_url:
     fail(console_url)
     for view in ("Chat", "Compare", "Protocols", "Live", "Requests", "Experiments", "Models", "Keys"):
         keyboard.view(view)
-        # The log may be long and come late: one of its rows stands for all of them.
-        for _ in range(keyboard.page.run(f"{_CONTROLS}.length") + 100):
+        # The log may be long and come late, 200 rows of it: one of them stands for all.
+        for _ in range(keyboard.page.run(f"{_CONTROLS}.length") + 300):
             keyboard.page.press("Tab")
             # The corner of the session is drawn anew when something is deployed.
             keyboard.page.run("(window.reached ??= new Set()).add(document.activeElement.outerHTML), 0")

@@ -23,6 +23,7 @@ export function mount(root, id) {
   let entries = kept.key === session.now.key ? kept.entries : [];
   let paused = false;
   let left = false;
+  let drawn = null; // the id of the request in the pane
   const body = h("tbody");
   const note = h("p", { class: "soft", role: "status" });
   const back = () => (location.hash = "#/requests");
@@ -84,7 +85,9 @@ export function mount(root, id) {
   function openDetail() {
     const found = entries.find((entry) => entry.id === id);
     pane.hidden = !id;
-    if (!id) return;
+    // What is open in it stays open when the log has come. A request that has ended does not change.
+    if (!id || (found && drawn === id)) return;
+    drawn = found ? id : null;
     const close = button("", back, { kind: "quiet", symbol: "close", label: "Close" });
     pane.replaceChildren(h("div", { class: "detail-head" }, h("h2", {}, "Request"), close), ...(found ? detail(found) : [h("p", {}, `The request ${id} is not among the last ones.`)]));
   }
