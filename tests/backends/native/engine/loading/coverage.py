@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
-from backends.native.engine.loading.self_check import why_not_packed
+from backends.native.engine.loading.self_check import Change, why_not_packed
 
 PAGE = Path(__file__).parents[5] / "docs" / "models.md"
 PACKED = "packed"
@@ -62,23 +62,27 @@ Of the packed types that transformers 5.17 knows, the oldest version that is all
 """
 
 
-def coverage() -> dict[str, str]:
-    """The outcome of the self-check by model type: `packed`, or the reason against it."""
+def coverage(change: Change = lambda _: None) -> dict[str, str]:
+    """The outcome of the self-check by model type: `packed`, or the reason against it.
+
+    Args:
+        change: replaces layers of the packed copy.
+    """
     transformers.logging.set_verbosity_error()
     types = sorted({config.model_type for config in MODEL_FOR_CAUSAL_LM_MAPPING})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {name: _outcome(name) for name in types}
+        return {name: _outcome(name, change) for name in types}
 
 
-def _outcome(model_type: str) -> str:
+def _outcome(model_type: str, change: Change) -> str:
     try:
         config = AutoConfig.for_model(model_type, **_PUBLISHED.get(model_type, {}))
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     except Exception:  # whatever a class raises whose defaults do not make a model
         return "its default configuration makes no model"
-    return _NEAR_TOLERANCE.get(model_type) or _short(why_not_packed(model) or PACKED)
+    return _NEAR_TOLERANCE.get(model_type) or _short(why_not_packed(model, change=change) or PACKED)
 
 
 def _short(why: str) -> str:
