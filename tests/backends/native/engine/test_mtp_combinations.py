@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,22 +20,25 @@ from backends.native.engine.layers.int8_linear import Int8Linear
 from backends.native.engine.layers.packed_linear import PackedExperts
 from backends.native.engine.layers.quantized_linear import BITS, QuantizedLinear, quantize_linears
 from backends.native.engine.loading import weights
+from backends.native.engine.loading.mtp import load_mtp
+from backends.native.engine.loading.weights import load
 from backends.native.engine.scheduling.sequence import Work
 from backends.native.grammar.grammar import grammar_source
 from backends.native.protocol.messages import Submit
 from schemas.ir import Grammar
+from tests.backends.native.engine.formats.test_quantized import CASES
 from tests.backends.native.engine.kernels.compilers import needs_compiler
 from tests.backends.native.engine.pretended.engines import accelerator
 from tests.backends.native.engine.test_exact_speculation import assert_same, requests
 from tests.backends.native.engine.test_mtp_drafts import (
     KINDS,
     LARGE,
+    LAYERS,
     SMALL,
     Reference,
     engine_of,
     recording,
     run,
-    served,
     write,
     wrong,
 )
@@ -44,9 +46,9 @@ from tests.backends.native.engine.tiny import Tiny
 
 pytestmark = pytest.mark.torch
 
-WIDE = {"hidden_size": 64, "moe_intermediate_size": 64, "num_key_value_heads": 4}
-"""From these sizes on experts are packed. In 4 bits the same layers fit joined and apart."""
-FP8_BLOCK = 16
+_WIDE = {"hidden_size": 64, "moe_intermediate_size": 64, "num_key_value_heads": 4}
+SIZES = {"deepseek_v3": _WIDE | {"q_lora_rank": 32, "kv_lora_rank": 32}, "glm4_moe": _WIDE | {"head_dim": 16}}
+"""From these sizes on experts are packed, and every linear layer has whole groups of 32 inputs."""
 LETTERS = grammar_source(Grammar("regex", "[a-z]{30}"))
 OBJECT = grammar_source(
     Grammar(
@@ -74,7 +76,7 @@ def save_tokenizer(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    found = {kind: write(kind, tmp_path_factory.mktemp(kind), **WIDE) for kind in KINDS}
+    found = {kind: write(kind, tmp_path_factory.mktemp(kind), **SIZES[kind]) for kind in KINDS}
     for folder in found.values():
         save_tokenizer(Path(folder))
     return found
@@ -147,42 +149,67 @@ def test_experts_beside_the_layer_are_packed(folders: Mapping[str, str]) -> None
     assert any(type(module) is PackedExperts for module in model.modules())
 
 
-def in_fp8(folder: str, into: Path) -> str:
-    """The same checkpoint as its authors publish it: linear layers in fp8, with a scale for each block."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, tensor in load_file(Path(folder, "model.safetensors")).items():
-        if not name.endswith(("_proj.weight", "_proj")) or "eh_proj" in name:
+def experts_of(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The linear layers of a tensor, by the names that authors give them; they share its memory."""
+    if tensor.dim() == 2:
+        return {name.removesuffix(".weight"): tensor}
+    start, part = name.rsplit(".", 1)
+    parts = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+    return {
+        f"{start}.{number}.{own}": rows
+        for number, expert in enumerate(tensor)
+        for own, rows in zip(parts, expert.chunk(len(parts)), strict=True)
+    }
+
+
+def quantized(case: str, folder: str, into: Path) -> tuple[str, str]:
+    """Two checkpoints like that in `folder`: with other linear layers in a format, and with what these stand for."""
+    torch.manual_seed(0)
+    quantization, make = CASES[case]
+    plain, tensors = load_file(Path(folder, "model.safetensors")), dict[str, torch.Tensor]()
+    for name, tensor in plain.items():
+        if not name.endswith(("_proj.weight", "_proj")):
             tensors[name] = tensor
             continue
-        each = {name: tensor}
-        if tensor.dim() == 3:
-            start, part = name.rsplit(".", 1)
-            halves = {"gate_proj": 0, "up_proj": 1} if part == "gate_up_proj" else {part: 0}
-            each = {
-                f"{start}.{number}.{half}.weight": expert.chunk(len(halves))[place]
-                for number, expert in enumerate(tensor)
-                for half, place in halves.items()
-            }
-        for own, weight in each.items():
-            rows, columns = (-(-size // FP8_BLOCK) for size in weight.shape)
-            scale = torch.full((rows, columns), float(weight.abs().max() / 448))
-            tensors[own] = (weight / scale[0, 0]).to(torch.float8_e4m3fn)
-            tensors[f"{own}_scale_inv"] = scale
-    save_file(tensors, into / "model.safetensors", {"format": "pt"})
-    settings: dict[str, Any] = json.loads(Path(folder, "config.json").read_text())
-    settings["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [FP8_BLOCK, FP8_BLOCK]}
-    (into / "config.json").write_text(json.dumps(settings))
-    return str(into)
+        for layer, weight in experts_of(name, tensor).items():
+            parts, meant = make(*weight.shape)
+            weight.copy_(meant)
+            tensors |= {f"{layer}.{part}": each.contiguous() for part, each in parts.items()}
+    settings = json.loads(Path(folder, "config.json").read_text())
+    for name, written, more in (("own", tensors, {"quantization_config": quantization}), ("plain", plain, {})):
+        (into / name).mkdir()
+        save_file(written, into / name / "model.safetensors", {"format": "pt"})
+        (into / name / "config.json").write_text(json.dumps(settings | more))
+    return str(into / "own"), str(into / "plain")
 
 
+@needs_compiler
+@pytest.mark.parametrize("case", ["fp8-block", "fp8-tensor", "float-8", "int-8", "pack-4"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_folder_in_fp8_is_served_without_its_layer_and_refused_with_it(
-    kind: str, folders: Mapping[str, str], tmp_path: Path
+def test_the_layer_of_a_quantized_checkpoint_predicts_by_what_its_numbers_stand_for(
+    kind: str, case: str, folders: Mapping[str, str], tmp_path: Path
 ) -> None:
-    folder, asked = in_fp8(folders[kind], tmp_path), requests(4, 8)
-    assert all(len(answer.ids) for answer in served(engine_of(folder, ""), asked).values())
-    with pytest.raises(LoadError, match=r"'mtp' is for plain weights; those of '.*' are quantized"):
-        engine_of(folder)
+    own, plain = quantized(case, folders[kind], tmp_path)
+    tiny, source = run(own, LARGE)
+    speculation = tiny.engine._speculation
+    assert speculation is not None
+    assert 0.2 < speculation.accepted / speculation.drafted < 0.9
+    assert wrong(source, Reference(plain)) == 0
+    assert wrong(source, Reference(folders[kind]))
+
+
+def test_mxfp4_and_damaged_layers_are_refused(folders: Mapping[str, str], tmp_path: Path) -> None:
+    loaded = load(folders["glm4_moe"])
+    own = Path(quantized("fp8-block", folders["glm4_moe"], tmp_path)[0])
+    tensors = load_file(own / "model.safetensors")
+    del tensors[f"model.layers.{LAYERS}.self_attn.q_proj.weight"]
+    save_file(tensors, own / "model.safetensors", {"format": "pt"})
+    with pytest.raises(LoadError, match=r"The MTP layer of '.*' cannot be loaded: the weight of model.layers.2"):
+        load_mtp(loaded, str(own))
+    settings = json.loads((own / "config.json").read_text())
+    (own / "config.json").write_text(json.dumps(settings | {"quantization_config": {"quant_method": "mxfp4"}}))
+    with pytest.raises(LoadError, match="not for GGUF files and mxfp4"):
+        load_mtp(loaded, str(own))
 
 
 @pytest.mark.parametrize("kind", KINDS)

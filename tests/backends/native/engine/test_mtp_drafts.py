@@ -324,8 +324,3 @@ def test_models_without_such_a_layer_are_refused(folders: Mapping[str, str], tmp
     save_file(tensors, lacking / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match="eh_proj"):
         load_mtp(loaded, str(lacking))
-    settings = json.loads((lacking / "config.json").read_text())
-    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    (lacking / "config.json").write_text(json.dumps(settings | {"quantization_config": quantization}))
-    with pytest.raises(LoadError, match="are quantized"):
-        load_mtp(loaded, str(lacking))
