@@ -85,7 +85,7 @@ pinned-clients: $(VENV)/.installed $(CLIENTS)/.installed $(NODE)/node_modules/.p
 
 # The files of which `.ci/run` runs a share. Triton's interpreter is for machines without an accelerator.
 WIDE := $(addprefix tests/backends/native/engine/,pretended kernels/test_triton_layers.py doctor/test_report.py \
-	test_equality_with_generate.py test_exact_speculation.py)
+	loading/test_coverage.py test_equality_with_generate.py test_exact_speculation.py)
 test-accelerator: $(VENV)/.checked  ## whole engines of all families on this machine's accelerator, or a pretended one (a quarter of an hour)
 	$(TEST_ENV) INTERLINGUA_WIDE=1 TRITON_INTERPRET=$$($(VENV)/bin/python -c 'import torch; print(int(not torch.accelerator.is_available()))') \
 		$(VENV)/bin/pytest -q -n 2 $(WIDE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +30,12 @@ from tests.gateway.serving import config, listening, running
 PAGE = Path(__file__).parent.parent.parent / "docs" / "every_client.md"
 IMAGE_URL = "data:image/png;base64,iVBORw0KGgo="
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
-PARAMETERS = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 HI = [{"role": "user", "content": "Hello there"}]
 TEMPLATE = "{{ messages[-1].content }}"  # the scripted model repeats what it is sent, so nothing may stand around it
 
@@ -187,7 +192,7 @@ CLIENTS = {
     "Triton": Client(
         "/v2/models/{model}/generate",
         {"text_input": "Hello there", "parameters": {"max_tokens": 50}},
-        {"logprobs": {"parameters": {"max_tokens": 50, "logprobs": 0}}},
+        {"logprobs": {"return_logprobs": True}},
     ),
     "Triton over gRPC": Client(RPC, {}, {"logprobs": {"return_logprobs": True}}),
 }
@@ -259,6 +264,18 @@ class Answer(NamedTuple):
     logprobs: bool
     vectors: int
 
+
+HAS: dict[str, Callable[[Answer], object]] = {
+    "whole": lambda answer: answer.text.strip(),
+    "streamed": lambda answer: answer.text.strip(),
+    "tools": lambda answer: answer.calls,
+    "structured output": lambda answer: answer.text,
+    "images": lambda answer: answer.text,
+    "reasoning": lambda answer: answer.reasoning,
+    "logprobs": lambda answer: answer.logprobs,
+    "embeddings": lambda answer: answer.vectors == 1,
+}
+"""What an answer must have in which a column was asked for."""
 
 RPC_CLIENTS: dict[httpx.AsyncClient, aio.Channel] = {}
 """The connection for gRPC to the gateway of a client over HTTP."""
@@ -341,12 +358,13 @@ async def _cell(
     model = MODELS.get(column, "echo")
     asked_model = WRITTEN_CALL if column == "tools" and "chat_template" in UPSTREAMS[upstream] else model
     far = f"{list(UPSTREAMS).index(upstream)}-{asked_model}"
-    right = await _ask(direct, name, model, column)
+    right = await ask_as(direct, name, model, column)
     if right is None:
         return ""
     assert right.status_code == 200, (name, column, right.text)
+    assert HAS[column](read(right)), (name, column, right.text)
     backend.asked.clear()
-    reply = await _ask(client, name, far, column)
+    reply = await ask_as(client, name, far, column)
     assert reply is not None
     where = (name, upstream, column, reply.status_code, reply.text)
     if reply.status_code != 200:
@@ -367,8 +385,12 @@ async def _cell(
     return "yes"
 
 
-async def _ask(client: httpx.AsyncClient, name: str, model: str, column: str) -> httpx.Response | None:
+async def ask_as(
+    client: httpx.AsyncClient, name: str, model: str, column: str, more: Body | None = None
+) -> httpx.Response | None:
+    """Ask as the client of a name does, with `more` in the body; None if its protocol cannot ask for that."""
     path, body, adds = CLIENTS[name]
+    body = body | (more or {})
     if column == "embeddings":
         if name not in _EMBEDS:
             return None
@@ -438,7 +460,7 @@ def _read_all(parts: list[Any]) -> Answer:
                     reasoning += value
                 case "logprob" | "logprobs" | "token_logprobs" | "logprobsResult":
                     logprobs = logprobs or bool(value)
-                case "embedding" if isinstance(value, list):
+                case "embedding" if isinstance(value, list | dict):  # Gemini's is a dictionary
                     vectors += 1
                 case "embeddings":
                     vectors += len(value)

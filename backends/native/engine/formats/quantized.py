@@ -65,6 +65,7 @@ def read_quantized(
     dtype: torch.dtype,
     device: torch.device,
     keeps: Callable[[str], bool] = lambda _: False,
+    wanted: Callable[[str], object] = lambda _: True,
 ) -> Weights:
     """Read a checkpoint's tensors, quantized weights as what they stand for; for an accelerator each is `Streamed`.
 
@@ -74,6 +75,7 @@ def read_quantized(
         dtype: of the result.
         device: where the tensors go.
         keeps: whether the weight of the layer of a name may stay quantized, where there is a product for it.
+        wanted: whether a file's tensor of a name is read.
 
     Raises:
         CheckpointError: a tensor is missing or in a form that the format does not have; of one that is `Streamed` when
@@ -81,7 +83,7 @@ def read_quantized(
     """
     form = FORMATS[method_of(quantization)]
     files: list[Any] = [safe_open(file, framework="pt") for file in sorted(folder.glob("*.safetensors"))]
-    places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - not a dictionary
+    places = {name: file for file in files for name in file.keys() if wanted(name)}  # noqa: SIM118 - not a dictionary
     readers: dict[str, Callable[[], Tensor]] = {}
     layers = _layers(places, form)
     kept: dict[str, Blocks] = {}

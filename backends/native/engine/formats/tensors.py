@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +90,26 @@ def is_quantized(folder: Path) -> bool:
     return _quantization(folder) is not None
 
 
-def has_plain_weights(folder: Path) -> bool:
-    """Whether a folder has the weights as they are, in whatever dtype."""
-    return gguf_of(folder) is None and read_quantization(read_json(folder / "config.json") or {}, str(folder)) is None
+def has_tensors_by_name(folder: Path) -> bool:
+    """Whether tensors of a folder can be read by their names, be they plain or quantized."""
+    return gguf_of(folder) is None and (_described(folder) is None or is_quantized(folder))
+
+
+def read_some(folder: Path, dtype: torch.dtype, wanted: Callable[[str], object]) -> dict[str, torch.Tensor] | None:
+    """Tensors of a folder whose weights are quantized, as what they stand for; None if its weights are plain.
+
+    Args:
+        folder: the checkpoint.
+        dtype: of the result.
+        wanted: whether a file's tensor of a name is read.
+
+    Raises:
+        backends.native.checkpoints.errors.CheckpointError: they cannot be read.
+    """
+    quantization = _quantization(folder)
+    if quantization is None:
+        return None
+    return read_quantized(folder, quantization, dtype, torch.device("cpu"), wanted=wanted).tensors
 
 
 def model_class(auto_class: Any, config: Any) -> Any:
@@ -111,8 +129,13 @@ def config_of(kind: Any, config: Any) -> Any:
 
 def _quantization(folder: Path) -> dict[str, Any] | None:
     """The `quantization_config` of weights that are read here and not by transformers."""
-    found = read_quantization(read_json(folder / "config.json") or {}, str(folder))
+    found = _described(folder)
     return found if found is not None and method_of(found) in FORMATS else None
+
+
+def _described(folder: Path) -> dict[str, Any] | None:
+    """The `quantization_config` of a folder."""
+    return read_quantization(read_json(folder / "config.json") or {}, str(folder))
 
 
 def _weights_in(file: Path, packed: dict[str, int]) -> int:

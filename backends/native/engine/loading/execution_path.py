@@ -12,7 +12,7 @@ from backends.native.engine.layers.block_linear import expand_blocks
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
-from backends.native.engine.loading.self_check import why_not_packed
+from backends.native.engine.loading.self_check import Change, why_not_packed
 from backends.native.engine.loading.splitting import split_model
 from backends.native.engine.loading.weights import LoadedModel
 from backends.native.protocol.engine_options import EngineOptions
@@ -33,15 +33,7 @@ def choose_path(loaded: LoadedModel, options: EngineOptions) -> bool:
         _quantize(loaded, options.dtype)
         return options.execution_path == "packed"
     fuse = partial(fuse_layers, longest=loaded.context_length, join=not (options.lora_adapters or options.lora_folder))
-
-    # What is done to the model below, without quantization: that changes logits by design and would fail the
-    # comparison. `least=1`: every layer of the small copy is below the size from which packing pays.
-    def change(small: Any) -> None:
-        fuse(small)
-        pack_linears(small, least=1)
-        fuse_decoder_layers(small)
-
-    why = why_not_packed(loaded.model, change=change)
+    why = why_not_packed(loaded.model, change=partial(replace_in_small_copy, fuse=fuse))
     if why is None:
         # Order: joined projections are plain linear layers, which can then be quantized; quantized layers keep a plain
         # one inside, which can then be packed; and only layers made of packed parts become one call.
@@ -58,6 +50,15 @@ def choose_path(loaded: LoadedModel, options: EngineOptions) -> bool:
     if why is not None:
         log.warning("model.not_packed", model_type=loaded.config.model_type, execution_path="per_sequence", why=why)
     return why is None
+
+
+def replace_in_small_copy(small: Any, fuse: Change) -> None:
+    """Replace the layers of a small copy as those of its model will be, which `fuse` begins with, in place."""
+    fuse(small)
+    # Quantization is left out: it changes logits by design and would fail the comparison. `least=1`: every layer of the
+    # small copy is below the size from which packing pays.
+    pack_linears(small, least=1)
+    fuse_decoder_layers(small)
 
 
 def _quantize(loaded: LoadedModel, dtype: str) -> None:

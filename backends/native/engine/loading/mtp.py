@@ -11,10 +11,12 @@ from __future__ import annotations
 from array import array
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from msgspec.structs import replace
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
@@ -24,7 +26,7 @@ from backends.native.engine.attention.interface import NAME
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.devices import OUT_OF_MEMORY
 from backends.native.engine.errors import LoadError
-from backends.native.engine.formats.tensors import has_plain_weights
+from backends.native.engine.formats.tensors import has_tensors_by_name, read_some
 from backends.native.engine.layers.fuse_model import fuse_modules
 from backends.native.engine.layers.packed_linear import pack_linears
 from backends.native.engine.loading.self_check import BLOCK_SIZE, TOLERANCE, blocks_of, on_small_copy, prompts, steps_of
@@ -140,19 +142,16 @@ def load_mtp(loaded: LoadedModel, folder: str, *, replaces: bool = True) -> MtpL
     layers = getattr(loaded.config, "num_mtp_layers", None) or 0
     if layers != 1:
         raise LoadError(f"draft_model = 'mtp' is for models with one layer for it; this {kind} has {layers}.")
-    if not has_plain_weights(Path(folder)):
-        raise LoadError(f"draft_model = 'mtp' is for plain weights; those of '{folder}' are quantized.")
+    if not has_tensors_by_name(Path(folder)):
+        raise LoadError(f"draft_model = 'mtp' is not for GGUF files and mxfp4, which '{folder}' holds.")
     why = on_small_copy(model, partial(_why_small_copy_differs, replaces=replaces))
     if why is not None and replaces:
         # The replaced parts may be at fault.
         replaces, why = False, on_small_copy(model, partial(_why_small_copy_differs, replaces=False))
     if why is not None:
         raise LoadError(f"draft_model = 'mtp' cannot be had with this {kind}: {why}.")
-    # By these names transformers finds the weights; its own patterns are those of models of one size.
-    model._keys_to_ignore_on_load_unexpected = [rf"\.layers\.{loaded.config.num_hidden_layers}\."]  # noqa: SLF001
-    model.config.name_or_path = folder
     try:
-        module = MtpModel.from_pretrained(model, device_map={"": model.device}).eval()
+        module = _read_module(loaded, Path(folder))
     except OUT_OF_MEMORY as error:
         raise LoadError(f"The MTP layer of '{folder}' does not fit into the memory of {model.device}.") from error
     except Exception as error:  # transformers and safetensors raise many kinds, all with the file's fault in them
@@ -161,6 +160,19 @@ def load_mtp(loaded: LoadedModel, folder: str, *, replaces: bool = True) -> MtpL
     if replaces:
         layer.replace_parts(loaded.context_length)
     return layer
+
+
+def _read_module(loaded: LoadedModel, folder: Path) -> Any:
+    """The layer as transformers reads it; of a quantized checkpoint from a file with the weights that it stands for."""
+    model = loaded.model
+    # By these names transformers finds the weights; its own patterns are those of models of one size.
+    model._keys_to_ignore_on_load_unexpected = [rf"\.layers\.{loaded.config.num_hidden_layers}\."]  # noqa: SLF001
+    expanded = read_some(folder, model.dtype, MtpModel.get_mtp_weights_regex(model).search)
+    with TemporaryDirectory() as apart:
+        if expanded is not None:
+            save_file(expanded, Path(apart, "model.safetensors"))
+        model.config.name_or_path = str(folder if expanded is None else apart)
+        return MtpModel.from_pretrained(model, device_map={"": model.device}).eval()
 
 
 def _why_small_copy_differs(small: Any, *, replaces: bool) -> str | None:

@@ -38,6 +38,7 @@ _MAX_SIZES = {
     "attention_chunk_size": WINDOW,
     "floor_scale": WINDOW,
     "vocab_size_per_layer_input": VOCAB,
+    "decoder_vocab_size": VOCAB,
     "num_experts": 8,
     "num_local_experts": 8,
     "n_routed_experts": 8,

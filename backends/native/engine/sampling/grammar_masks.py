@@ -348,6 +348,9 @@ def _hold(sequences: Seq[Sequence], failed: list[tuple[Sequence, Exception]]) ->
     without_job = []
     for sequence in sequences:
         constraint = constraint_of(sequence)
+        # Asked before `ready`, which must have seen how the job ended: if it ended behind its back, the next job would
+        # write the mask again while a step reads it.
+        ended = constraint.job.done()
         try:
             sequence.held = not constraint.ready(sequence.tokens)
             # While it is held, its drafts are the proposal that a job reads; then they are what the grammar allows.
@@ -359,7 +362,7 @@ def _hold(sequences: Seq[Sequence], failed: list[tuple[Sequence, Exception]]) ->
             continue
         # Held with a finished job: its mask is for fewer tokens than there are now, or it failed and is to be followed
         # again.
-        if sequence.held and constraint.job.done():
+        if sequence.held and ended:
             without_job.append(sequence)
     return without_job
 

@@ -61,16 +61,17 @@ KINDS: dict[str, dict[str, Any]] = {
 LAYERS, BLOCK = 2, 4
 
 
-def write(kind: str, folder: Path, *, bigrams: bool = False) -> str:
+def write(kind: str, folder: Path, *, bigrams: bool = False, **sizes: int) -> str:
     """A checkpoint with an MTP layer, as the authors publish theirs: behind the last layer, with weights of its own.
 
     Args:
         kind: a key of `KINDS`.
         folder: where to.
         bigrams: whether every layer adds nothing, so that both predict by the newest token alone, and alike.
+        sizes: other than those of `KINDS`.
     """
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, num_hidden_layers=LAYERS + 1, **KINDS[kind])
+    config = AutoConfig.for_model(kind, num_hidden_layers=LAYERS + 1, **KINDS[kind] | sizes)
     model = AutoModelForCausalLM.from_config(config).float()
     for name, parameter in model.named_parameters():
         if parameter.dim() >= 2:
@@ -80,7 +81,7 @@ def write(kind: str, folder: Path, *, bigrams: bool = False) -> str:
         elif not bigrams:
             parameter.data.add_(torch.randn_like(parameter), alpha=0.2)
     model.save_pretrained(folder)
-    tensors, width = load_file(folder / "model.safetensors"), 48
+    tensors, width = load_file(folder / "model.safetensors"), config.hidden_size
     scale = 0.0 if bigrams else 0.2
     own = {f"{name}.weight": 1 + scale * torch.randn(width) for name in ("enorm", "hnorm", "shared_head.norm")}
     projection = torch.randn(width, 2 * width) * 1.5 / (2 * width) ** 0.5
@@ -100,10 +101,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 
 class Reference:
-    """transformers' own model and MTP layer over whole sequences."""
+    """transformers' own model, after a `change`, and its MTP layer over whole sequences."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, change: Callable[[Any], object] = lambda _: None) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+        change(self._model)
         self._model._keys_to_ignore_on_load_unexpected = [rf"\.layers\.{LAYERS}\."]
         self._mtp = MtpModel.from_pretrained(self._model).eval()
 
@@ -193,12 +195,15 @@ LARGE = {"kv_tokens": 2048, "step_tokens": 64}
 
 
 def run(
-    folder: str, sizes: Mapping[str, int], change: Callable[[Tiny], None] = lambda _: None
+    folder: str,
+    options: Mapping[str, Any],
+    change: Callable[[Tiny], None] = lambda _: None,
+    asked: Seq[Submit] = (),
 ) -> tuple[Tiny, Recorded]:
     """Serve with recorded drafts, after a `change`, and compare the answers with those of an engine without."""
-    asked = requests(10, 20)
-    expected = served(engine_of(folder, "", **sizes), asked)
-    tiny = engine_of(folder, **sizes)
+    asked = asked or requests(10, 20)
+    expected = served(engine_of(folder, "", **options), asked)
+    tiny = engine_of(folder, **options)
     change(tiny)
     source = recording(tiny, {seq: answer.ids for seq, answer in expected.items()})
     assert_same(served(tiny, asked), expected)
@@ -318,9 +323,4 @@ def test_models_without_such_a_layer_are_refused(folders: Mapping[str, str], tmp
     del tensors[f"model.layers.{LAYERS}.eh_proj.weight"]
     save_file(tensors, lacking / "model.safetensors", {"format": "pt"})
     with pytest.raises(LoadError, match="eh_proj"):
-        load_mtp(loaded, str(lacking))
-    settings = json.loads((lacking / "config.json").read_text())
-    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    (lacking / "config.json").write_text(json.dumps(settings | {"quantization_config": quantization}))
-    with pytest.raises(LoadError, match="are quantized"):
         load_mtp(loaded, str(lacking))

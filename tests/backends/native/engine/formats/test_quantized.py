@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, LlamaConfig
 
 from backends.native.engine.errors import LoadError
 from backends.native.engine.formats.quantized import FORMATS
@@ -205,26 +205,41 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[int, int], Made]]] = {
 }
 
 
-def save(folder: Path, quantization: dict[str, Any], make: Callable[[int, int], Made]) -> LlamaForCausalLM:
-    """Write a quantized Llama; return the same with the weights that it stands for."""
+LLAMA = LlamaConfig(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+
+
+def save(folder: Path, quantization: dict[str, Any], make: Callable[[int, int], Made], config: Any = LLAMA) -> Any:
+    """Write a quantized model; return the same with the weights that it stands for.
+
+    Experts, which are one tensor in transformers, are written apart by the names that most authors give them.
+    """
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-    )
-    model = LlamaForCausalLM(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()
     tensors = dict(model.state_dict())
+
+    def quantize(name: str, shape: torch.Size) -> Tensor:
+        parts, weight = make(*shape)
+        tensors.update({f"{name}.{part}": tensor for part, tensor in parts.items()})
+        return weight.float().contiguous()
+
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
             del tensors[f"{name}.weight"]
-            parts, weight = make(*module.weight.shape)
-            tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items()}
-            module.weight.data = weight.float().contiguous()
+            module.weight.data = quantize(name, module.weight.shape)
+        for joined, names in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+            if isinstance(experts := getattr(module, joined, None), nn.Parameter):
+                del tensors[f"{name}.{joined}"]
+                for number, expert in enumerate(experts.data):
+                    for own, part in zip(names, expert.chunk(len(names)), strict=True):
+                        part.copy_(quantize(f"{name}.{number}.{own}", part.shape))
     # Scales of a quantized cache, which is not quantized here.
     tensors["model.layers.0.self_attn.k_scale"] = torch.ones(1)
     config.save_pretrained(folder)
