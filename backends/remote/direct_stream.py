@@ -154,9 +154,10 @@ class DirectStream(AnswerDecoder):
         connection, sink = self._connection, self._sink
         if connection.relay is not None:
             connection.relay = None
-            assert self._runs is not None
-            self._runs.pass_by(self._passed_by)
-            self._passed_by = 0
+            if self._passed_by:
+                assert self._runs is not None
+                self._runs.pass_by(self._passed_by)
+                self._passed_by = 0
         while not sink.full:
             try:
                 events = self._next()
@@ -205,15 +206,20 @@ class DirectStream(AnswerDecoder):
         self._connection.listen(self._read, None if self._sink.full else self._connection.time() + self._idle)
 
     def _look_for_runs(self) -> None:
-        runs = self._runs
-        if runs is None:
-            return
+        if self._runs is not None:
+            self._connection.relay = self._find_run
+
+    def _find_run(self, data: bytes) -> bool:
+        """Have a run's first texts taken, and find out how: when they come, since what came before is sent by then."""
+        connection, runs = self._connection, self._runs
+        assert runs is not None
+        relay: Callable[[bytes], bool] | None = None
         if (found := runs.framed_run()) is not None:
-            self._count_framed = found
-            self._connection.relay = self._relay
+            self._count_framed, relay = found, self._relay
         elif (texts := runs.framed_texts()) is not None and self._sink.writes_runs(texts[0]):
-            self._find_texts = texts[1]
-            self._connection.relay = self._pass_on
+            self._find_texts, relay = texts[1], self._pass_on
+        connection.relay = relay
+        return relay is not None and relay(data)
 
     def _relay(self, data: bytes) -> bool:
         """Have the sink take a run of texts as it came; False if it is none."""

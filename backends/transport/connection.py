@@ -44,6 +44,40 @@ class Connection:
         on_closed: called once, when the socket is closed.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_at_chunk",
+        "_buffered",
+        "_chunks",
+        "_complete",
+        "_failure",
+        "_head_complete",
+        "_head_size",
+        "_interim",
+        "_late",
+        "_limits",
+        "_linger_timer",
+        "_loop",
+        "_on_closed",
+        "_on_idle",
+        "_outbox",
+        "_parser",
+        "_paused",
+        "_received",
+        "_reusable",
+        "_unsolicited",
+        "_uses",
+        "_waiter",
+        "deadline",
+        "headers",
+        "idle_since",
+        "listener",
+        "relay",
+        "status",
+        "take",
+        "time",
+    )
+
     def __init__(
         self, limits: TransportLimits, on_idle: Callable[[Connection], None], on_closed: Callable[[Connection], None]
     ) -> None:

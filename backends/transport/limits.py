@@ -15,7 +15,8 @@ class TransportLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         queue_timeout: how long a request may wait for a connection; then it is refused, so that under overload the
             upstream works on requests whose clients still wait.
         short_first: let short requests (prompt and `max_tokens`) overtake long ones that wait.
-        keep_alive: how long an idle connection may be reused. Choose less than the upstream's own keep-alive timeout.
+        keep_alive: how long an idle connection may be reused. Choose less than the upstream's own keep-alive timeout: a
+            connection that the upstream closes is dropped at once, but a request that crosses the close is sent twice.
         head: size of a response's status line and headers.
         body: size of the body of an answer that is not streamed. Of streams, each event is bounded.
         buffered: received bytes of a body that the caller has not read; above it the socket is not read
@@ -27,7 +28,7 @@ class TransportLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     waiting: int = 1024
     queue_timeout: float = 10.0
     short_first: bool = False
-    keep_alive: float = 15.0
+    keep_alive: float = 60.0
     head: int = 64 * 1024
     body: int = 16 * 1024 * 1024  # whole answers with many log-probabilities reach megabytes
     buffered: int = 64 * 1024

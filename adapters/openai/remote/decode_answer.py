@@ -49,6 +49,15 @@ _MOST_TRIES = 4
 _read = msgspec.json.Decoder(RemoteAnswer).decode
 
 
+class Example(msgspec.Struct, frozen=True, gc=False):
+    """A chunk that later ones may repeat with other texts: as received, as sent, decoded, and its last event."""
+
+    data: bytes
+    sent: bytes
+    chunk: RemoteAnswer
+    delta: Delta
+
+
 class StreamReader(FrameReader):
     """Reader of one stream. Whatever follows the end of the stream is ignored."""
 
@@ -63,6 +72,7 @@ class StreamReader(FrameReader):
         self._events = EventReader()
         self._frames = self._events
         self._runs: TextRuns | None = None
+        self._example: Example | None = None
         # Log-probabilities are aligned chunk by chunk.
         self._tries = 0 if request.logprobs else _MOST_TRIES
 
@@ -76,7 +86,7 @@ class StreamReader(FrameReader):
 
     def run(self, data: bytes) -> Events:
         """The events of a run of texts; () of anything else, which `feed` has to decode."""
-        runs = self._runs
+        runs = self._learned()
         if runs is None or self._ended or not self._events.between_events or (run := runs.read(data)) is None:
             return ()
         self._choices[runs.choice].generated += len(run.texts) - run.texts.count(b"")
@@ -90,7 +100,7 @@ class StreamReader(FrameReader):
 
         To be asked again after each call of `feed`.
         """
-        runs = self._runs if self._relays else None
+        runs = self._learned() if self._relays else None
         if runs is None or self._ended or not (runs.as_they_came and self._events.between_events):
             return None
         return runs.framed
@@ -100,7 +110,7 @@ class StreamReader(FrameReader):
 
         To be asked again after each call of `feed`.
         """
-        runs = None if self._relays else self._runs
+        runs = None if self._relays else self._learned()
         if runs is None or self._ended or not self._events.between_events:
             return None
         return runs.choice, runs.framed_texts
@@ -134,20 +144,24 @@ class StreamReader(FrameReader):
             self._chunk(chunk, out)
             if self._runs is not None and not self._choices[self._runs.choice].takes_text:
                 self._runs = None
-            elif self._tries and out and isinstance(out[-1], Delta):
-                self._learn(data, chunk, out)
+            elif self._tries and out and type(delta := out[-1]) is Delta:
+                self._keep(data, chunk, delta, out)
 
-    def _learn(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
-        """Look for later chunks that differ from this one, whose events are the last ones, in their texts alone."""
-        delta, sent = out[-1], data
-        if self._relays:
-            if not isinstance(relayed := out[-2], Relayed):
-                return
-            sent = relayed.data
-        if isinstance(delta, Delta) and delta == Delta(delta.choice, delta.text):
+    def _keep(self, data: bytes, chunk: RemoteAnswer, delta: Delta, out: list[Event]) -> None:
+        """Keep a chunk, whose events are the last ones: later ones may differ from it in their texts alone."""
+        if not self._relays:
+            self._example = Example(data, data, chunk, delta)
+        elif isinstance(relayed := out[-2], Relayed):
+            self._example = Example(data, relayed.data, chunk, delta)
+
+    def _learned(self) -> TextRuns | None:
+        """What later chunks have around their texts. Learned when they come: a first text does not wait for it."""
+        example, self._example = self._example, None
+        if example is not None and example.delta == Delta(example.delta.choice, example.delta.text):
             self._tries -= 1  # chunks with a number or a time of their own are never alike
-            if self._choices[delta.choice].takes_text:
-                self._runs = learn(data, sent, chunk) or self._runs
+            if self._choices[example.delta.choice].takes_text:
+                self._runs = learn(example.data, example.sent, example.chunk) or self._runs
+        return self._runs
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:
         """Relay the chunk, without a usage that the gateway asked for and the client did not."""

@@ -105,7 +105,7 @@ def test_another_protocol_gets_a_delta_for_each_chunk(form: bytes) -> None:
     reader = StreamReader(DIALECT, ask_other())
     reader.feed(b"data: %b\n\n" % (form % (b"x", b"")))
     read = b"".join(b"data: %b\n\n" % (form % (text, b"")) for text in (b"one ", b"", b"two"))
-    assert reader._runs is not None
+    assert reader._learned() is not None
     assert reader.feed(read) == (Delta(0, "one "), Delta(0, "two"))
     assert reader._choices[0].generated == 3
 
@@ -115,7 +115,7 @@ def test_the_same_name_elsewhere_is_not_taken_for_the_text() -> None:
     reader = StreamReader(DIALECT, ask())
     for _ in range(3):
         reader.feed(b"data: %b\n\n" % (chunk % b"x"))
-    assert reader._runs is None
+    assert reader._learned() is None
     assert reader.feed(b"data: %b\n\n" % (chunk % b"y"))[-1] == Delta(0, "y")
 
 
