@@ -101,7 +101,8 @@ class Diagnosis:
                 hint = "see `extra_ca_file` and `ca_file`"
             return f"{self._where}: its certificate is not accepted: {why}; {hint}"
         reason = error.reason or str(error)
-        if any(word in reason for word in ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "UNEXPECTED_EOF")):
+        is_closed = isinstance(error, ssl.SSLZeroReturnError)  # without an alert (TLS 1.2, Python 3.11.2)
+        if is_closed or any(word in reason for word in ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "UNEXPECTED_EOF")):
             return f"{self._where}: TLS: {reason}; {self._certificate_hint}"
         if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"):
             return f"{self._where}: it does not speak TLS ({reason}): is it http:// in `url`?"
