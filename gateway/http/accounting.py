@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import monotonic
 
 from gateway.config import BILLION
@@ -38,14 +39,16 @@ class RequestAccount(RequestState, eq=False):
         """Count the time since the last output, if a stream's batch has some."""
         event = batch[-1]  # the usual batch is a text, maybe behind what is relayed; this runs for every chunk
         if (type(event) is Delta and event.text) or _has_output(batch):
-            self.note_output()
+            self.note_outputs((monotonic(),))
 
-    def note_output(self) -> None:
-        """Count the time since the last output, which was not the first."""
-        if self.count_interval is not None:
-            now = monotonic()
-            self.count_interval(now - self.last_token)
-            self.last_token = now
+    def note_outputs(self, times: Iterable[float]) -> None:
+        """Count the time from each output to the next, of which none was the first; on the monotonic clock."""
+        if (count := self.count_interval) is not None:
+            last = self.last_token
+            for time in times:
+                count(time - last)
+                last = time
+            self.last_token = last
 
     def note_reasons(self, batch: Events) -> None:
         """Note the finish reasons in a batch, and its texts if they are exported."""

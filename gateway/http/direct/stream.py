@@ -11,6 +11,9 @@ from gateway.http.observation.observer import RequestObserver
 from schemas.errors import GatewayError, ShuttingDown
 from schemas.ir import Events, Generate, Usage
 
+_MOST_TIMES = 32
+"""Outputs of a run that are counted together: what a scrape does not see yet, and a killed worker loses."""
+
 
 class StreamedRequest(DirectRequest):
     """Such a request, which is the sink of its answer (`backends.direct.StreamSink`).
@@ -19,10 +22,11 @@ class StreamedRequest(DirectRequest):
         full: whether the client is slow: nothing is taken until `resume`.
     """
 
-    __slots__ = ("_encoder", "_send", "_write_run", "full", "streams")
+    __slots__ = ("_encoder", "_send", "_times", "_write_run", "full", "streams")
 
     def _ask(self) -> None:
         self.full = self.streams = False
+        self._times: list[float] = []  # of outputs that are still to be counted
         self._exchange.stream(RequestObserver(self._account), self)
 
     # --- for the client's connection --------------------------------------------------------------------------------
@@ -86,7 +90,7 @@ class StreamedRequest(DirectRequest):
     def relay(self, chunks: bytes, texts: int) -> None:
         """Send a run of texts as it came."""
         if texts:
-            self._account.note_output()
+            self._note_time()
         self._send(chunks)
 
     def writes_runs(self, choice: int) -> bool:
@@ -99,7 +103,7 @@ class StreamedRequest(DirectRequest):
         """Send a run of texts."""
         assert self._write_run is not None
         data = self._write_run(texts)
-        self._account.note_output()
+        self._note_time()
         self._send(_chunk(data))
 
     def end(self) -> None:
@@ -120,6 +124,7 @@ class StreamedRequest(DirectRequest):
         self._end_with(failure)
 
     def _close(self) -> None:
+        self._count_times()
         super()._close()
         # Nothing is asked of it any more, and it has this sink: no circle is left to the garbage collector.
         self._exchange = None  # type: ignore[assignment]
@@ -137,11 +142,22 @@ class StreamedRequest(DirectRequest):
     def _note(self, events: Events) -> None:
         """Count what is about to be sent."""
         account = self._account
+        self._count_times()
         account.note_batch(events)
         if isinstance(last := events[-1], Usage):
             account.usage = last
             account.status = account.status or 200
             account.end("ok")
+
+    def _note_time(self) -> None:
+        self._times.append(monotonic())
+        if len(self._times) >= _MOST_TIMES:
+            self._count_times()
+
+    def _count_times(self) -> None:
+        if self._times:
+            self._account.note_outputs(self._times)
+            self._times.clear()
 
     def _write(self, data: bytes) -> None:
         if data:

@@ -279,6 +279,25 @@ async def test_runs_pass_the_parsers_by(monkeypatch: pytest.MonkeyPatch, tasks: 
     assert tasks == ["task", "direct"]
 
 
+async def test_the_times_of_a_run_are_counted_together_and_the_rest_at_its_end() -> None:
+    def counted(there: Gateway) -> float:
+        return sum(value for (name, _), value in there.counts().items() if "inter_token" in name)
+
+    events = [asyncio.Event() for _ in range(40)]
+    waits = [step for event in events for step in (Wait(event), chunk(WORDS[2]))]
+    async with gateway() as there:
+        reader, writer = await streaming(there, *waits, Hang())
+        for at in events:
+            at.set()
+            await reader.readuntil(WORDS[2])
+        assert counted(there) == 32
+        writer.close()
+        while there.there.gone == 0:  # noqa: ASYNC110 - the upstream has no event for it
+            await asyncio.sleep(0.001)
+        await there.settled()
+        assert counted(there) == 40
+
+
 async def test_a_client_that_leaves_ends_the_stream(tasks: list[str]) -> None:
     async with gateway() as there:
         with capture_logs() as logs:
