@@ -49,6 +49,7 @@ COMPILED = [
     "backends/transport/deadline.py",
     "backends/transport/outbox.py",
     "backends/transport/pool.py",
+    "backends/transport/received.py",
     "backends/transport/waiting_line.py",
     "gateway/access/keys.py",
     "gateway/access/rules.py",

@@ -19,8 +19,7 @@ from backends.transport.connection import Connection
 from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
-from backends.transport.redirects import redirected_to
-from backends.transport.response import Response
+from backends.transport.response import Response, redirected_to
 from backends.transport.url import FIXED_HEADERS, check_headers, check_target, port_of, split_url
 from schemas.errors import BackendUnavailable, Fault
 
@@ -128,11 +127,11 @@ class Transport:
         return self._send(self._serialize(request), deadline, request)
 
     def begin(self, request: Outbound) -> BegunExchange | None:
-        """Lend an idle connection to a request that is to be sent without a task; None: there is none."""
+        """Lend a connection to a request that is to be sent without a task; None: it has to wait for one."""
         if self._redirects:
             return None
         data = self._serialize(request)
-        connection = self.pool.take_idle()
+        connection = self.pool.begin()
         return None if connection is None else BegunExchange(self.pool, connection, data, self._limits.body)
 
     async def _send(self, data: bytes, deadline: float | None, request: Outbound) -> Response:

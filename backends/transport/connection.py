@@ -15,7 +15,6 @@ Strategy (sections are RFC 9112's):
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -24,92 +23,74 @@ import httptools
 from backends.transport.deadline import Deadline
 from backends.transport.limits import TransportLimits
 from backends.transport.outbox import Outbox
-from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
+from backends.transport.received import ReceivedResponse
+from schemas.errors import BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
 
-RawHeaders = list[tuple[bytes, bytes]]
 
-
-class Connection:
+class Connection(ReceivedResponse):
     """A connection, which its pool lends to one exchange after another. An `asyncio.Protocol` by its methods.
 
-    `status` and `headers` are those of the response being read. `time` is the event loop's clock, `idle_since` when the
-    pool got the connection back. `take` gets the bytes of this response's body for which `read` waits: it returns the
-    deadline of the next ones, or None if `read` is to return these. `listener` is called instead of waking anybody
-    (`listen`), and before it `relay` gets what comes where a chunk of the body begins: it returns whether that was
-    whole chunks and it has taken them. `deadline` is that of what is waited for.
+    `time` is the event loop's clock, `idle_since` when the pool got the connection back. `take` gets the bytes of this
+    response's body for which `read` waits: it returns the deadline of the next ones, or None if `read` is to return
+    these. `listener` is called instead of waking anybody (`listen`), and before it `relay` gets what comes where a
+    chunk of the body begins: it returns whether that was whole chunks and it has taken them. `deadline` is that of what
+    is waited for.
 
     Args:
         limits: bounds on what is read.
         on_idle: called when an exchange ended and another may begin.
         on_closed: called once, when the socket is closed.
+        opening: whether it is lent already and sends its first request once the socket is there.
     """
 
     __slots__ = (
-        "__weakref__",
-        "_at_chunk",
-        "_buffered",
-        "_chunks",
-        "_complete",
-        "_failure",
-        "_head_complete",
-        "_head_size",
-        "_interim",
+        "_first",
         "_late",
-        "_limits",
         "_linger_timer",
         "_loop",
         "_on_closed",
         "_on_idle",
+        "_opening",
         "_outbox",
-        "_parser",
         "_paused",
-        "_received",
-        "_reusable",
-        "_unsolicited",
         "_uses",
         "_waiter",
         "deadline",
-        "headers",
         "idle_since",
         "listener",
         "relay",
-        "status",
         "take",
         "time",
     )
 
     def __init__(
-        self, limits: TransportLimits, on_idle: Callable[[Connection], None], on_closed: Callable[[Connection], None]
+        self,
+        limits: TransportLimits,
+        on_idle: Callable[[Connection], None],
+        on_closed: Callable[[Connection], None],
+        *,
+        opening: bool = False,
     ) -> None:
-        self._limits = limits
+        super().__init__(limits)
         self._on_idle = on_idle
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self.time = self._loop.time
-        # One parser reads all responses of the connection, so it also sees bytes that come after a complete response.
-        self._parser = httptools.HttpResponseParser(self)
         self._outbox: Outbox | None = None  # there as long as the socket
+        self._opening = opening
+        self._first = b""  # what is sent then
         # One exchange at a time and one reader per exchange: a single future is enough to wake whoever waits.
         self._waiter: asyncio.Future[None] | None = None
         self.deadline = Deadline(self._loop, self._on_deadline)
         self._linger_timer: asyncio.TimerHandle | None = None
         self._uses = 0  # exchanges begun; above 1 the connection was reused
         self.idle_since = 0.0
-        self._reset()
 
-    # `_uses`, the parser and the deadline outlive an exchange.
+    # `_uses` and the deadline outlive an exchange.
     def _reset(self) -> None:
         """Forget the last exchange."""
-        self.status = 0
-        self.headers: RawHeaders = []
-        self._chunks: deque[bytes] = deque()
-        self._buffered = 0
-        self._received = self._head_size = 0  # bytes from the socket; bytes of headers
-        # `_complete`: the body has ended. `_unsolicited`: bytes came that answer no request.
-        self._head_complete = self._complete = self._interim = self._unsolicited = False
-        self._reusable = self._paused = self._late = False
-        self._at_chunk = False  # whether the next byte begins one
-        self._failure: GatewayError | None = None
+        super()._reset()
+        self._paused = self._late = False
         self.take: Callable[[bytes], float | None] | None = None
         self.relay: Callable[[bytes], bool] | None = None
         self.listener: Callable[[], None] | None = None
@@ -136,7 +117,9 @@ class Connection:
         """Begin an exchange with the bytes of a whole request."""
         self._reset()
         self._uses += 1
-        if self._outbox is None:  # closed between `acquire` and here
+        if self._opening:
+            self._first = data
+        elif self._outbox is None:  # closed between `acquire` and here
             self._failure = _reset_by_peer()
         else:
             self._outbox.write(data)
@@ -150,11 +133,6 @@ class Connection:
     def settled(self) -> bool:
         """Whether a listener waits in vain: the response is complete, has failed, is late, or nothing is read on."""
         return self._complete or self._failure is not None or self._paused or self._late
-
-    @property
-    def head_complete(self) -> bool:
-        """Whether `status` and `headers` have arrived."""
-        return self._head_complete
 
     def has_ended(self) -> bool:
         """Whether all of the body has arrived.
@@ -197,11 +175,6 @@ class Connection:
         data = self.peek()
         self.drop()
         return data
-
-    def peek(self) -> bytes:
-        """All of the body that has arrived and was not read."""
-        # Fast path: a stream mostly has one chunk per wake-up, which is handed on without a copy.
-        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     def drop(self) -> None:
         """Take that as read."""
@@ -249,7 +222,8 @@ class Connection:
         self._resume()
 
     def abort(self) -> None:
-        """Close the socket at once."""
+        """Close the socket at once, or as soon as it is there."""
+        self._first = b""
         if self._outbox is not None:
             # `connection_lost` follows in a later turn of the loop. Until then `open` is false and the slot is taken.
             self._outbox.transport.abort()
@@ -258,7 +232,13 @@ class Connection:
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the socket."""
-        self._outbox = Outbox(cast(asyncio.Transport, transport), self._loop)
+        self._outbox = outbox = Outbox(cast(asyncio.Transport, transport), self._loop)
+        if self._opening:
+            self._opening = False
+            if self._first:
+                outbox.write(self._first)
+            else:  # whoever had it has left
+                outbox.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes of the response, and wake whoever waits for them."""
@@ -304,6 +284,15 @@ class Connection:
             truncated = Incomplete("The backend's answer stopped before it was finished.", fault=Fault.TRUNCATED)
             self._failure = truncated if self._head_complete else _reset_by_peer()
             self._failure.__cause__ = exc  # TLS 1.3: a server refuses a client's certificate only after the handshake
+        self._close()
+
+    def fail_to_open(self, error: GatewayError) -> None:
+        """Fail the first exchange: there will be no socket."""
+        self._opening = False
+        self._failure = error
+        self._close()
+
+    def _close(self) -> None:
         # Cleared before the pool is called, so that the pool and the waiter see a closed connection.
         self._outbox = None
         self._on_closed(self)
@@ -334,58 +323,6 @@ class Connection:
         self._buffered, self.deadline.at = 0, deadline
         return True
 
-    # --- httptools' callbacks ---------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """Refuse a second response to one request: it must not be taken for the answer to the next one (9.2)."""
-        if self._complete:
-            self._unsolicited = True
-            self.abort()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a header."""
-        if self._unsolicited:
-            return
-        # Trailers (7.1.2) come here as well and count towards the bound.
-        self.headers.append((name.lower(), value))
-        self._head_size += len(name) + len(value) + 4  # colon, space, CR and LF
-        if self._head_size > self._limits.head:
-            self._fail("too many headers")
-
-    def on_headers_complete(self) -> None:
-        """Note the end of a head. Interim responses (1xx) are skipped: the final one follows."""
-        # The parser goes on to the end of the packet after `abort` or a failure; what it reports then is ignored.
-        if self._unsolicited or self._failure is not None:
-            return
-        self.status = self._parser.get_status_code()
-        self._interim = 100 <= self.status < 200
-        if self._interim:
-            # The final response must not inherit headers of the interim one.
-            self.headers = []
-        else:
-            self._head_complete = True
-
-    def on_body(self, body: bytes) -> None:
-        """Keep a piece of the body, without the framing of chunks."""
-        if not self._unsolicited:
-            self._chunks.append(body)
-            self._buffered += len(body)
-
-    def on_chunk_header(self) -> None:
-        """Note the line before a chunk."""
-        self._at_chunk = False
-
-    def on_chunk_complete(self) -> None:
-        """Note the end of a chunk."""
-        self._at_chunk = True
-
-    def on_message_complete(self) -> None:
-        """Note the end of a response, and whether the upstream keeps the connection open."""
-        # Interim responses complete as messages, too, but do not end the exchange.
-        if not self._interim:
-            self._complete = True
-            self._reusable = self._parser.should_keep_alive() and not self._unsolicited
-
     # --- internals --------------------------------------------------------------------------------------------------
 
     def _resume(self) -> None:
@@ -395,16 +332,6 @@ class Connection:
 
     def _unsent(self) -> bool:
         return self._outbox is not None and self._outbox.unsent > 0
-
-    def _has_framing(self) -> bool:
-        # Without either header the body is delimited by the close of the connection (6.3, item 8).
-        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
-
-    def _fail(self, why: str) -> None:
-        if self._failure is None:
-            message = f"The backend's answer could not be read: {why}."
-            self._failure = BackendFailed(message, fault=Fault.MALFORMED)
-        self.abort()
 
     def _wait(self, deadline: float | None) -> asyncio.Future[None]:
         """A future that is done once more has arrived, and fails at the deadline."""

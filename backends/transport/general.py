@@ -21,8 +21,7 @@ import httpx
 from adapters.base import Headers, Outbound
 from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
-from backends.transport.redirects import redirected_to
-from backends.transport.response import Response
+from backends.transport.response import Response, redirected_to
 from backends.transport.url import FIXED_HEADERS, check_headers, split_url, target_of
 from backends.transport.waiting_line import Turns
 from schemas.errors import (

@@ -7,6 +7,7 @@ Strategy:
 - Requests wait in a bounded line, in which keys take turns, each until its own deadline.
 - A task of the pool opens each new connection, and is not cancelled with the request that caused it. Otherwise its
   handshake would be wasted and the next request would pay for another. The connection goes to whoever waits first.
+- While nobody waits and a slot is free, a connection is lent before it is open (`begin`), and sends the request then.
 - A slot is taken when a connection is begun and given back in one place, when its socket is closed (`_on_closed`) or
   could not be opened. No exchange holds a slot by itself, so a cancelled one cannot leak it.
 """
@@ -36,11 +37,12 @@ class Pool:
     def __init__(self, connect: Connect, limits: TransportLimits) -> None:
         self._connect = connect
         self._limits = limits
-        self._connections: set[Connection] = set()  # open ones, lent or idle
+        self._connections: set[Connection] = set()  # open ones, lent or idle, and those lent before they are open
         self._idle: list[Connection] = []  # a subset of them, in the order of `idle_since`
         self._waiting = WaitingLine[Connection](limits, self._on_idle)
-        # The set keeps the tasks alive: the event loop holds weak references only.
+        # The sets keep the tasks alive: the event loop holds weak references only. `_opening`: of lent connections.
         self._connecting: set[asyncio.Task[None]] = set()
+        self._opening: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
@@ -87,7 +89,7 @@ class Pool:
     async def aclose(self) -> None:
         """Close all connections and fail all waiting requests. Idempotent."""
         self._closed = True
-        tasks = [*self._connecting]
+        tasks = [*self._connecting, *self._opening]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,6 +108,28 @@ class Pool:
                 return connection
             connection.abort()
         return None
+
+    def begin(self) -> Connection | None:
+        """Borrow an idle connection, or one that is being opened; None: others wait, or there is no slot."""
+        if (connection := self.take_idle()) is not None:
+            return connection
+        if self._closed or len(self._waiting) or self.open >= self._limits.connections:
+            return None
+        connection = Connection(self._limits, self._on_idle, self._on_closed, opening=True)
+        self._connections.add(connection)
+        self._opening.add(task := asyncio.ensure_future(self._open(connection)))
+        task.add_done_callback(self._opening.discard)
+        return connection
+
+    async def _open(self, connection: Connection) -> None:
+        """Open a connection that is lent already."""
+        try:
+            await self._connect(lambda: connection)
+        except GatewayError as error:
+            connection.fail_to_open(error)
+        except BaseException:  # the pool is closed
+            connection.fail_to_open(BackendUnavailable("The backend is being shut down."))
+            raise
 
     def _open_more(self) -> None:
         """Begin a connection for each waiting request, as far as the limit allows."""

@@ -1,13 +1,17 @@
-"""An answer whose head has arrived, whichever client sent the request."""
+"""An answer whose head has arrived, whichever client sent the request; and which redirects are followed."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import urljoin, urlsplit
 
 from adapters.base import Headers, Reply
+from backends.transport.url import origin_of
 from schemas.errors import BackendFailed, Fault
+
+_STATUSES = frozenset({301, 302, 303, 307, 308})
 
 
 class Response(ABC):
@@ -72,3 +76,18 @@ class Response(ABC):
             if size > self._limit:
                 raise BackendFailed("The backend's answer is too large.", fault=Fault.TOO_BIG)
         return Reply(b"".join(parts), self.status, self.media_type, self.headers)
+
+
+def redirected_to(url: str, method: str, response: Response) -> str | None:
+    """The URL that an answer redirects a request to, if it may be sent there as it was.
+
+    Only the same origin: elsewhere the key and the prompt might reach somebody else. A POST only by 307 and 308: after
+    the others clients send a GET (RFC 9110, 15.4).
+    """
+    if response.status not in ({307, 308} if method == "POST" else _STATUSES):
+        return None
+    try:
+        to = urljoin(url, response.header("location"))
+        return to if origin_of(urlsplit(to)) == origin_of(urlsplit(url)) else None
+    except ValueError:  # a location that is no URL
+        return None

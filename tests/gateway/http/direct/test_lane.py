@@ -19,6 +19,7 @@ from gateway.http.direct import lane
 from gateway.http.direct.request import DirectRequest
 from gateway.http.entrance import Entrance
 from gateway.server import client_connection
+from schemas.errors import BackendUnavailable, Fault
 from tests.faults.upstream import Close, Hang, Reset, Step, Wait, response
 from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, COUNTS, REQUESTS, Form, Request, streamed
 from tests.gateway.http.direct.gateways import WHOLE, Gateway, gateway, warm
@@ -138,18 +139,18 @@ async def test_plain_requests_of_all_protocols_have_no_task(client: str, tasks: 
     steps = BY_FORM[plain.form.object]["whole"]
     async with gateway(EndpointLimit(per="endpoint", requests=9, window="day")) as there:
         answers = [await there.turn(plain, {}, steps) for _ in range(2)]
-    assert tasks == ["task", "direct"]
+    assert tasks == ["direct", "direct"]
     assert answers[0]["body"] == answers[1]["body"]
     left = [{k: v for k, v in each["headers"].items() if "remaining" in k} for each in answers]
     assert [[*each.values()] for each in left] == [["8"], ["7"]]
 
 
-async def test_a_plain_chat_has_no_task_once_a_connection_is_idle(tasks: list[str]) -> None:
+async def test_a_plain_chat_has_no_task(tasks: list[str]) -> None:
     async with gateway() as there:
         for body in (CHAT, CHAT, CHAT | {"stream": True}, CHAT | {"n": 2}, CHAT | {"seed": 1}):
             await there.client.post("/v1/chat/completions", json=body)
     # The server answers the stream with a whole answer, which is for a task.
-    assert tasks == ["task", "direct", "direct", "handed over", "task", "task", "direct"]
+    assert tasks == ["direct", "direct", "direct", "handed over", "task", "task", "direct"]
 
 
 @pytest.mark.parametrize("play", ["closed", "500", "no usage", "cut body"])
@@ -165,6 +166,22 @@ async def test_what_is_unusual_goes_on_in_a_task(play: str, tasks: list[str]) ->
     assert tasks == ["direct", "handed over", "task"]
     # A connection that was closed before the answer's first byte: the keep-alive race.
     assert (status, asked) == {"closed": (200, 2), "500": (502, 1), "no usage": (200, 1), "cut body": (502, 1)}[play]
+
+
+async def test_a_server_that_is_not_reached_is_the_same_error(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+    async def refuse(*_: object) -> None:
+        raise BackendUnavailable("The backend could not be reached.", fault=Fault.CONNECT)
+
+    seen = []
+    for direct in (True, False):
+        if not direct:
+            monkeypatch.setattr(Entrance, "lane", lambda *_: None)
+        async with gateway() as there:
+            there.backend._connected.requests.pool._connect = refuse  # type: ignore[attr-defined]
+            seen.append(await there.turn(REQUESTS["openai"][""], {}, ()))
+    assert seen[0] == seen[1]
+    assert seen[0]["status"] == 503
+    assert tasks == ["direct", "handed over", "task", "task"]
 
 
 async def hung(there: Gateway, *steps: Step) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -275,7 +292,7 @@ async def test_a_server_that_stops_answers_what_is_on_its_way(
     async with gateway() as there:
         event = asyncio.Event()
         reader, writer = await hung(there, Wait(event), response(WHOLE))
-        connections[0]._connection.shutdown()
+        connections[-1]._connection.shutdown()
         event.set()
         answer = await reader.read()
         writer.close()
@@ -297,7 +314,7 @@ async def test_an_answer_that_cannot_be_recorded_is_an_error(monkeypatch: pytest
         assert answer.status_code == 500
         assert "no space" not in answer.text
         await warm(there)
-    assert tasks == ["task", "direct", "direct"]
+    assert tasks == ["direct", "direct", "direct"]
 
 
 async def test_limits_are_counted_once(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
@@ -310,7 +327,7 @@ async def test_limits_are_counted_once(monkeypatch: pytest.MonkeyPatch, tasks: l
             await there.settled()
     assert [each.status_code for each in answers] == [200, 200, 502, 200, 429]
     assert [each.headers["x-ratelimit-remaining-requests"] for each in answers[:2]] == ["3", "2"]
-    assert tasks == ["task", "direct", "direct", "handed over", "task", "direct", "task"]
+    assert tasks == ["direct", "direct", "direct", "handed over", "task", "direct", "task"]
 
 
 async def test_what_goes_on_in_a_task_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
