@@ -146,14 +146,14 @@ class Constraint:
             return
         seconds = time.thread_time() - began
         self.drafts = None
-        # Only of quick grammars; and if drafts ran the automaton into one of its limits, the private one, which then
+        self.slow = seconds > _SLOW_MASK_SECONDS
+        # Only behind quick masks; and if drafts ran the automaton into one of its limits, the private one, which then
         # replaces it, is spared them.
         if most_drafts and not (self.slow or self._private) and self._matcher is not None:
             self.drafts = follow_drafts(self._matcher, proposed, most_drafts, len(self.words))
             if self._matcher.is_error():
                 self._error = GrammarError("its drafts cannot be followed.")
                 return
-        self.slow = seconds > _SLOW_MASK_SECONDS
         self._seconds += seconds
         # The budget grows with the output, so a long text with a cheap grammar never exceeds it. Private: there is
         # nobody to share the blame, hence no second attempt.
@@ -315,10 +315,11 @@ class Constraints:
             constraint = constraint_of(sequence)
             # `sequence.tokens` is passed without a copy: the sequence is held until its mask is there, so no step
             # appends to it.
+            given = sequence.tokens, sequence.drafts, self._most_drafts(sequence)
             if constraint.slow:
-                constraint.job = self._slow.submit(constraint.follow, sequence.tokens)
+                constraint.job = self._slow.submit(constraint.follow, *given)
             else:
-                quick.append((constraint, sequence.tokens, sequence.drafts, self._most_drafts(sequence)))
+                quick.append((constraint, *given))
         if quick:
             # One job for all: one hand-over to a thread and one wait, however many sequences have a grammar.
             job = self._masks.submit(_follow_all, quick)

@@ -9,6 +9,7 @@ batch. Logprobs are the log-softmax of the model's own logits, before processors
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from itertools import accumulate
 from math import isqrt
@@ -89,7 +90,7 @@ def sample(works: Seq[Work], logits: Tensor, keys: ExtraArrays | None = None) ->
 
     tokens = choose(rows, raw, keys) if rows else []
     if len(sampling) == len(works) == len(tokens) == len(logits):  # decode without drafts: no prompt to score
-        found = chosen_logprobs(rows, raw, tokens)
+        found = chosen_logprobs(rows, raw, tokens, range(len(rows)))
         return [Sample((token,), logprobs) for token, logprobs in zip(tokens, found, strict=True)]
     return _by_work(works, ends, logits, rows, raw, tokens)
 
@@ -103,9 +104,7 @@ def _by_work(
     for work in works:
         kept.append(_right(work, first, tokens) if work.samples else [])
         first += 1 + len(work.drafts) if work.samples else 0
-    every = [row for some in kept for row in some]
-    scores = raw if len(every) == len(rows) else raw[index_tensor(every, raw.device)]
-    logprobs = iter(chosen_logprobs([rows[row] for row in every], scores, [tokens[row] for row in every]))
+    logprobs = chosen_logprobs(rows, raw, tokens, [row for some in kept for row in some])
     samples = []
     for work, end, some in zip(works, ends, kept, strict=True):
         prompt = prompt_logprobs(work, logits[end - work.wanted : end]) if work.sequence.scores_prompt else ()
@@ -182,16 +181,15 @@ def argmax(scores: Tensor) -> Tensor:
     return (start + stretch.argmax(-1, keepdim=True)).squeeze(1)
 
 
-def chosen_logprobs(rows: Seq[Row], raw: Tensor, tokens: Seq[int]) -> list[tuple[Logprobs, ...]]:
-    """Logprobs of the chosen tokens: one each for the sequences that requested them, none for the others."""
-    wanted = [row for row, each in enumerate(rows) if each.request.top_logprobs >= 0]
-    results: list[tuple[Logprobs, ...]] = [()] * len(rows)
+def chosen_logprobs(rows: Seq[Row], raw: Tensor, tokens: Seq[int], kept: Seq[int]) -> Iterator[tuple[Logprobs, ...]]:
+    """Of each row in `kept` the logprobs of the chosen token: one if the sequence requested them, else none."""
+    wanted = [row for row in kept if rows[row].request.top_logprobs >= 0]
+    found: dict[int, Logprobs] = {}
     if wanted:
         tops = [rows[row].request.top_logprobs for row in wanted]
-        found = logprobs_of(raw[constant(raw.device, "q", tuple(wanted))], [tokens[row] for row in wanted], tops)
-        for row, logprobs in zip(wanted, found, strict=True):
-            results[row] = (logprobs,)
-    return results
+        scores = raw[constant(raw.device, "q", tuple(wanted))]
+        found = dict(zip(wanted, logprobs_of(scores, [tokens[row] for row in wanted], tops), strict=True))
+    return ((found[row],) if row in found else () for row in kept)
 
 
 def prompt_logprobs(work: Work, logits: Tensor) -> tuple[Logprobs, ...]:

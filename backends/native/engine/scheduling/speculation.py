@@ -13,12 +13,15 @@ than what it costs, in tokens:
     chance > seconds of a draft * tokens of the step / seconds of the step.
 
 With one sequence a row costs little, since a decode step is bound by reading weights; with many sequences few drafts
-pay. Both sides are measured while serving: `StepCosts` and `Rate`. A sequence is given the drafts that are likelier
-right, those of its own text or those of the source. Imports no torch.
+pay. Both sides are measured while serving: `StepCosts` and `Rate`. Rates of the text's own drafts are kept by the
+length of the match that a draft follows, which grows by a token with each right draft before it: after a long match
+the next token is likelier right than after a short one. A sequence is given the drafts that are likelier right, those
+of its own text or those of the source. Imports no torch.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -33,7 +36,9 @@ _SOURCE_MEMORY = 0.99  # likewise of a trial of a source by any sequence, of whi
 _FIRST_SHARE = 0.1  # of a row in a step of one row, before anything was measured
 _FIRST_PASS = 0.2  # of a step: a pass of the smaller model, likewise
 _FIRST_CHANCE = 0.7  # of a draft, before any was verified
-_PRIOR = 2.0  # how many observations the general rate of a match's length counts for a sequence
+_PRIOR = 2.0  # how many observations the general rate of a source counts for a sequence
+_MATCH_PRIOR = 3.5  # likewise the general rate of a match's length, and `_FIRST_CHANCE` for that
+_MATCHES = (REALIGNED, 2, 4, 8, LONGEST_MATCH)  # lengths from which on matches have a rate of their own
 _PRIOR_VARIANCE = 0.1  # of rows, which an observation at `_FIRST_SHARE` counts for
 _SLOWEST = 3.0  # a step that takes more times as long as expected was disturbed, and counts as so many times
 
@@ -55,9 +60,13 @@ class Rate:
         self.right *= memory
         self.tried *= memory
 
-    def estimate(self, prior: float) -> float:
-        """The rate, as if `_PRIOR` trials had been made at the rate `prior`."""
-        return (self.right + _PRIOR * prior) / (self.tried + _PRIOR)
+    def estimate(self, prior: float, weight: float = _PRIOR) -> float:
+        """The rate, as if `weight` trials had been made at the rate `prior`."""
+        return (self.right + weight * prior) / (self.tried + weight)
+
+
+def _match_rates() -> list[Rate]:
+    return [Rate() for _ in _MATCHES]
 
 
 @dataclass(slots=True, eq=False)
@@ -66,24 +75,17 @@ class Drafter:
 
     Attributes:
         lookup: where its tokens stand.
-        matched_rate: how often drafts of its text behind two and more tokens that match were right.
-        realigned_rate: how often those behind a match of `REALIGNED` were.
+        rates: how often drafts of its text were right, for each of `_MATCHES`.
         matched: the length of the last match in its text.
         source_rate: how often those of the source were.
         from_source: whether its drafts are the source's.
     """
 
     lookup: Lookup = field(default_factory=Lookup)
-    matched_rate: Rate = field(default_factory=Rate)
-    realigned_rate: Rate = field(default_factory=Rate)
+    rates: list[Rate] = field(default_factory=_match_rates)
     matched: int = 0
     source_rate: Rate = field(default_factory=Rate)
     from_source: bool = False
-
-    @property
-    def rate(self) -> Rate:
-        """That of drafts behind such a match as the last one."""
-        return self.realigned_rate if self.matched == REALIGNED else self.matched_rate
 
 
 class StepCosts:
@@ -164,7 +166,12 @@ class _Drafts(NamedTuple):
     """Drafts of a sequence's own text, and the chance of each that it is right if those before it are."""
 
     tokens: list[int]
-    chance: float
+    chances: list[float]
+
+    @property
+    def chance(self) -> float:
+        """That of the first."""
+        return self.chances[0] if self.chances else 0.0
 
 
 class _Asked(NamedTuple):
@@ -183,10 +190,10 @@ class _PlannedStep:
     seconds: float
     spare: int
 
-    def add(self, most: int, chance: float, cost: float) -> int:
-        """Add as many drafts of a sequence as pay, of at most `most`, each for `cost` seconds; how many they are."""
+    def add(self, chances: Seq[float], cost: float) -> int:
+        """Add as many drafts of a sequence with these chances as pay, each for `cost` seconds; how many they are."""
         likely, count = 1.0, 0
-        while count < min(most, self.spare):
+        for chance in chances[: self.spare]:
             likely *= chance
             if likely * self.seconds <= cost * self.tokens:
                 break
@@ -238,7 +245,7 @@ class Speculation:
         self.source = source
         self._costs = StepCosts()
         self._drafters: dict[Sequence, Drafter] = {}
-        self._rates = [Rate() for _ in range(LONGEST_MATCH + 1)]  # by the length of the match
+        self._rates = _match_rates()  # of all sequences
         self._source_rate = Rate()
 
     def plan(self, running: Seq[Sequence]) -> None:
@@ -264,7 +271,7 @@ class Speculation:
     def _take(self, sequence: Sequence, own: _Drafts, step: _PlannedStep) -> None:
         """Set the drafts of its own text, as many as pay."""
         self._drafter(sequence).from_source = False
-        sequence.drafts = tuple(own.tokens[: step.add(len(own.tokens), own.chance, self._costs.row)])
+        sequence.drafts = tuple(own.tokens[: step.add(own.chances, self._costs.row)])
 
     def _ask(self, source: DraftSource, asked: Mapping[Sequence, tuple[_Drafts, float]], step: _PlannedStep) -> None:
         """Set the drafts by the source; where that does not pay, those of the sequences' own texts.
@@ -309,10 +316,15 @@ class Speculation:
         if work.sequence.forced or drafter is None:
             return
         # What follows a wrong draft was not tried.
-        wrong = int(accepted < len(work.drafts))
-        general = self._source_rate if drafter.from_source else self._rates[drafter.matched]
-        (drafter.source_rate if drafter.from_source else drafter.rate).add(accepted, wrong)
-        general.add(accepted, wrong)
+        if drafter.from_source:
+            wrong = int(accepted < len(work.drafts))
+            for rate in (drafter.source_rate, self._source_rate):
+                rate.add(accepted, wrong)
+            return
+        for place in range(min(accepted + 1, len(work.drafts))):
+            right = int(place < accepted)
+            for rate in self._rates_after(drafter, place):
+                rate.add(right, 1 - right)
 
     def time(self, works: Iterable[Work], seconds: float) -> None:
         """Learn from the duration of a step, if all its works were in decode."""
@@ -344,17 +356,23 @@ class Speculation:
             drafter = self._drafters[sequence] = Drafter()
         return drafter
 
-    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], float]:
+    def _rates_after(self, drafter: Drafter, place: int) -> tuple[Rate, Rate]:
+        """The rates of the draft with so many right ones before it: the sequence's own, and that of all sequences."""
+        group = bisect(_MATCHES, drafter.matched + place) - 1
+        return drafter.rates[group], self._rates[group]
+
+    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], list[float]]:
         """Up to `most` drafts by lookup, and the chance of each that it is right if those before it are."""
         drafter = self._drafter(sequence)
         drafts, drafter.matched = drafter.lookup.find(sequence.tokens, most)
         if not drafts:
-            return drafts, 0.0
-        general = self._rates[drafter.matched]
-        drafter.rate.forget()
-        general.forget()
+            return [], []
+        for rate in self._rates_after(drafter, 0):
+            rate.forget()
         ends = {*sequence.request.eos_token_ids, *sequence.request.stop_token_ids}
         # Nothing follows an end token.
         if not ends.isdisjoint(drafts):
             drafts = drafts[: next(place for place, token in enumerate(drafts) if token in ends)]
-        return drafts, drafter.rate.estimate(general.estimate(_FIRST_CHANCE))
+        rates = (self._rates_after(drafter, place) for place in range(len(drafts)))
+        generals = ((own, general.estimate(_FIRST_CHANCE, _MATCH_PRIOR)) for own, general in rates)
+        return drafts, [own.estimate(general, _MATCH_PRIOR) for own, general in generals]

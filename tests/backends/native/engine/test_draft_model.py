@@ -31,8 +31,8 @@ pytestmark = pytest.mark.torch
 class Eager(Speculation):
     """Asks the smaller model for up to five drafts of each sequence, whether that pays or not."""
 
-    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], float]:
-        return [], 0.0
+    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], list[float]]:
+        return [], []
 
     def plan(self, running: Seq[Sequence]) -> None:
         assert self.source is not None

@@ -45,12 +45,12 @@ class Guessing(Speculation):
         super().__init__()
         self._known, self._random = known, Random(0)
 
-    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], float]:
+    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], list[float]]:
         start = sequence.generated
         drafts = self._known[sequence.request.seq][start : start + self._random.randint(0, min(most, 6))]
         if drafts and self._random.random() < 0.5:
             drafts[self._random.randrange(len(drafts))] = self._random.randrange(3, VOCAB)
-        return drafts, 1.0
+        return drafts, [1.0] * len(drafts)
 
 
 def requests(count: int, new: int) -> list[Submit]:
@@ -153,8 +153,8 @@ class Always(Speculation):
         super().__init__()
         self._drafts = drafts
 
-    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], float]:
-        return self._drafts[:most], 1.0
+    def _find(self, sequence: Sequence, most: int) -> tuple[list[int], list[float]]:
+        return self._drafts[:most], [1.0] * len(self._drafts[:most])
 
 
 def test_a_draft_at_which_the_model_fails_does_not_fail_the_sequence() -> None:

@@ -12,6 +12,17 @@ namespace paged_decode {
 constexpr long KEYS = 128;
 constexpr long MAX_WIDTH = 512;  // of a key or a value; MAX_WIDTH of cpu_decode.py
 constexpr long VECTORS = MAX_WIDTH / LANES;
+#ifdef __AVX512F__
+constexpr int SUMS = 24;  // vectors of sums that stay in the CPU's registers
+#else
+constexpr int SUMS = 4;  // with 6, three heads take twice as long by AVX2
+#endif
+
+// So many keys, or vectors of a value, are taken at a time that the sums of `heads` stay in registers.
+constexpr int wide(int heads, int most) {
+  while (most > 1 && heads * most > SUMS) most /= 2;
+  return most;
+}
 
 // `table` is the width of the block tables, `block` the tokens of a page, `window` the sliding window (0: none); the
 // strides are the queries', in numbers.
@@ -26,13 +37,15 @@ constexpr i32x16 FIRST[] = {{0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22,
                             {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}};
 
 // Horizontal sums of 2^LEVEL vectors at once: vector i's sum ends in lanes i * 16 / 2^LEVEL and following. At each
-// level two vectors are folded into one, so 16 sums take 15 additions instead of 16 times 4.
-template <int LEVEL>
+// level two vectors are folded into one, so 16 sums take 15 additions instead of 16 times 4. Each of `vectors` may be
+// 2^DONE vectors that are folded already.
+template <int LEVEL, int DONE = 0>
 inline f32x16 add_across(const f32x16* vectors) {
-  if constexpr (LEVEL == 0)
+  if constexpr (LEVEL == DONE)
     return vectors[0];
   else {
-    const f32x16 a = add_across<LEVEL - 1>(vectors), b = add_across<LEVEL - 1>(vectors + (1 << (LEVEL - 1)));
+    const f32x16 a = add_across<LEVEL - 1, DONE>(vectors);
+    const f32x16 b = add_across<LEVEL - 1, DONE>(vectors + (1 << (LEVEL - DONE - 1)));
     const i32x16 first = FIRST[LEVEL - 1], second = first + (int)(LANES >> LEVEL);
     return __builtin_shuffle(a, b, first) + __builtin_shuffle(a, b, second);
   }
@@ -107,14 +120,27 @@ struct Task {
 
   // Scores of `count` keys; of the last vector's spare lanes, those of any key.
   void score(const stored* const* keys, const float* scales, long count, long width, float scale) {
-    for (long first = 0; first < count; first += LANES)
-      for (int h = 0; h < COUNT; h++) {
-        f32x16 dot[LANES] = {};
-        for (long d = 0; d < width; d += STEP)
+    constexpr int WIDE = wide(COUNT, LANES), FOLDED = __builtin_ctz(WIDE);
+    for (long first = 0; first < count; first += LANES) {
+      f32x16 folded[COUNT][LANES / WIDE];
+      for (int part = 0; part < LANES / WIDE; part++) {
+        const stored* const* own = keys + first + part * WIDE;
+        f32x16 dot[COUNT][WIDE] = {};
+        const auto add = [&](long d, long left) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-          for (int j = 0; j < LANES; j++)
-            dot[j] = Dot::add(dot[j], query[h][d / STEP], Pages::words(keys[first + j] + d, width - d));
-        f32x16 found = add_across<4>(dot) * scale;
+          for (int j = 0; j < WIDE; j++) {
+            const u32x16 key = Pages::words(own[j] + d, left);
+#pragma GCC unroll 8
+            for (int h = 0; h < COUNT; h++) dot[h][j] = Dot::add(dot[h][j], query[h][d / STEP], key);
+          }
+        };
+        long d = 0;
+        for (; d + STEP <= width; d += STEP) add(d, STEP);
+        if (d < width) add(d, width - d);
+        for (int h = 0; h < COUNT; h++) folded[h][part] = add_across<FOLDED>(dot[h]);
+      }
+      for (int h = 0; h < COUNT; h++) {
+        f32x16 found = add_across<4, FOLDED>(folded[h]) * scale;
         if constexpr (Pages::SCALED) {
           f32x16 factors;
           std::memcpy(&factors, scales + first, sizeof factors);
@@ -122,6 +148,7 @@ struct Task {
         }
         std::memcpy(&scores[h][first], &found, sizeof found);
       }
+    }
   }
 
   // Scores to weights; what was summed before shrinks if the maximum grew.
@@ -151,20 +178,32 @@ struct Task {
     }
   }
 
-  // Add `count` values by their weights.
+  // Add `count` values by their weights: WIDE vectors of them from number `d` on, of which `left` numbers remain.
+  template <int WIDE>
+  void add_vectors(const stored* const* values, long count, long d, long left) {
+    f32x16 sum[COUNT][WIDE];
+    for (int h = 0; h < COUNT; h++)
+      for (int v = 0; v < WIDE; v++) sum[h][v] = sums[h][d / LANES + v];
+    for (long j = 0; j < count; j++)
+#pragma GCC unroll 8
+      for (int v = 0; v < WIDE; v++) {
+        const f32x16 value = Pages::numbers(values[j] + d + v * LANES, left);
+#pragma GCC unroll 8
+        for (int h = 0; h < COUNT; h++) sum[h][v] += value * scores[h][j];
+      }
+    for (int h = 0; h < COUNT; h++)
+      for (int v = 0; v < WIDE; v++) sums[h][d / LANES + v] = sum[h][v];
+  }
+
+  // The same, whole.
   void add_values(const stored* const* values, const float* scales, long count, long width) {
+    constexpr int WIDE = wide(COUNT, 4);
     if constexpr (Pages::SCALED)
       for (int h = 0; h < COUNT; h++)
         for (long j = 0; j < count; j++) scores[h][j] *= scales[j];
-    for (long d = 0; d < width; d += LANES) {
-      f32x16 sum[COUNT];
-      for (int h = 0; h < COUNT; h++) sum[h] = sums[h][d / LANES];
-      for (long j = 0; j < count; j++) {
-        const f32x16 value = Pages::numbers(values[j] + d, width - d);
-        for (int h = 0; h < COUNT; h++) sum[h] += value * scores[h][j];
-      }
-      for (int h = 0; h < COUNT; h++) sums[h][d / LANES] = sum[h];
-    }
+    long d = 0;
+    for (; d + WIDE * LANES <= width; d += WIDE * LANES) add_vectors<WIDE>(values, count, d, LANES);
+    for (; d < width; d += LANES) add_vectors<1>(values, count, d, width - d);
   }
 
   void run(const scalar* queries, const Pools<Pages>& pools, scalar* output, const int64_t* table, long context,

@@ -102,6 +102,18 @@ def test_dear_rows_and_wrong_drafts_are_not_verified() -> None:
     assert planned * 0.02 < 60 * 0.01, "trying again costs less than a hundredth"
 
 
+def test_long_matches_are_trusted_where_short_ones_fail() -> None:
+    speculation, short = taught(0.3), sequence()
+    for _ in range(60):
+        speculation.plan([short])
+        speculation.count(Work(short, short.computed, 2, True, (3,)), 0)
+    speculation.plan([short])
+    assert short.drafts == ()
+    long = sequence((*range(1, 12), *range(1, 9)))
+    speculation.plan([long])
+    assert long.drafts[0] == 9
+
+
 def test_a_step_of_many_sequences_verifies_fewer_drafts() -> None:
     few, many = [sequence() for _ in range(2)], [sequence() for _ in range(MOST_ROWS - 2)]
     taught(0.05).plan(few)
@@ -179,5 +191,5 @@ def test_the_likelier_drafts_are_taken_and_each_kind_learns_its_own_rate() -> No
             break
     assert one.drafts[:3] == (3, 4, 5)
     assert speculation._drafters[one].source_rate.estimate(0.5) < 0.7
-    assert speculation._drafters[one].rate.tried == 1
+    assert sum(rate.tried for rate in speculation._drafters[one].rates) == 1
     assert len(source.wanted) < 10
