@@ -168,7 +168,9 @@ async def test_what_is_unusual_goes_on_in_a_task(play: str, tasks: list[str]) ->
     assert (status, asked) == {"closed": (200, 2), "500": (502, 1), "no usage": (200, 1), "cut body": (502, 1)}[play]
 
 
-async def test_a_server_that_is_not_reached_is_the_same_error(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+async def test_a_server_that_is_not_reached_is_the_same_error(
+    monkeypatch: pytest.MonkeyPatch, tasks: list[str]
+) -> None:
     async def refuse(*_: object) -> None:
         raise BackendUnavailable("The backend could not be reached.", fault=Fault.CONNECT)
 
