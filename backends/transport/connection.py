@@ -34,7 +34,7 @@ class Connection(ReceivedResponse):
     response's body for which `read` waits: it returns the deadline of the next ones, or None if `read` is to return
     these. `listener` is called instead of waking anybody (`listen`), and before it `relay` gets what comes where a
     chunk of the body begins: it returns whether that was whole chunks and it has taken them. `deadline` is that of what
-    is waited for.
+    is waited for. `opening` is whether there is no socket yet.
 
     Args:
         limits: bounds on what is read.
@@ -50,7 +50,6 @@ class Connection(ReceivedResponse):
         "_loop",
         "_on_closed",
         "_on_idle",
-        "_opening",
         "_outbox",
         "_paused",
         "_uses",
@@ -58,6 +57,7 @@ class Connection(ReceivedResponse):
         "deadline",
         "idle_since",
         "listener",
+        "opening",
         "relay",
         "take",
         "time",
@@ -77,7 +77,7 @@ class Connection(ReceivedResponse):
         self._loop = asyncio.get_running_loop()
         self.time = self._loop.time
         self._outbox: Outbox | None = None  # there as long as the socket
-        self._opening = opening
+        self.opening = opening
         self._first = b""  # what is sent then
         # One exchange at a time and one reader per exchange: a single future is enough to wake whoever waits.
         self._waiter: asyncio.Future[None] | None = None
@@ -117,7 +117,7 @@ class Connection(ReceivedResponse):
         """Begin an exchange with the bytes of a whole request."""
         self._reset()
         self._uses += 1
-        if self._opening:
+        if self.opening:
             self._first = data
         elif self._outbox is None:  # closed between `acquire` and here
             self._failure = _reset_by_peer()
@@ -233,8 +233,8 @@ class Connection(ReceivedResponse):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the socket."""
         self._outbox = outbox = Outbox(cast(asyncio.Transport, transport), self._loop)
-        if self._opening:
-            self._opening = False
+        if self.opening:
+            self.opening = False
             if self._first:
                 outbox.write(self._first)
             else:  # whoever had it has left
@@ -288,7 +288,7 @@ class Connection(ReceivedResponse):
 
     def fail_to_open(self, error: GatewayError) -> None:
         """Fail the first exchange: there will be no socket."""
-        self._opening = False
+        self.opening = False
         self._failure = error
         self._close()
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from backends.transport.connection import Connection
 from backends.transport.limits import TransportLimits
@@ -118,7 +119,7 @@ class Pool:
         connection = Connection(self._limits, self._on_idle, self._on_closed, opening=True)
         self._connections.add(connection)
         self._opening.add(task := asyncio.ensure_future(self._open(connection)))
-        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(partial(self._opened, connection))
         return connection
 
     async def _open(self, connection: Connection) -> None:
@@ -127,9 +128,11 @@ class Pool:
             await self._connect(lambda: connection)
         except GatewayError as error:
             connection.fail_to_open(error)
-        except BaseException:  # the pool is closed
+
+    def _opened(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        if connection.opening:  # the pool was closed, maybe before the task's first step
             connection.fail_to_open(BackendUnavailable("The backend is being shut down."))
-            raise
 
     def _open_more(self) -> None:
         """Begin a connection for each waiting request, as far as the limit allows."""

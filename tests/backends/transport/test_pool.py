@@ -137,9 +137,11 @@ async def test_nothing_is_sent_for_a_request_that_left_before_the_connection_was
         assert (opening.connection.open, opening.heard) == (False, 0)
 
 
-async def test_a_connection_that_is_being_opened_fails_when_the_pool_closes() -> None:
+@pytest.mark.parametrize("turns", [0, 1])  # of the event loop, in the first of which the task begins
+async def test_a_connection_that_is_being_opened_fails_when_the_pool_closes(turns: int) -> None:
     opening = Opening(None)
-    await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
     await opening.pool.aclose()
     assert (opening.pool.open, opening.heard) == (0, 1)
     with pytest.raises(BackendUnavailable, match="shut down"):
