@@ -210,7 +210,10 @@ class DirectStream(AnswerDecoder):
             self._connection.relay = self._find_run
 
     def _find_run(self, data: bytes) -> bool:
-        """Have a run's first texts taken, and find out how: when they come, since what came before is sent by then."""
+        """Ask the decoder for runs, and have the sink take this read if it is one; False if it is none.
+
+        This is done when the read comes, and not before: the events before it do not wait for the search.
+        """
         connection, runs = self._connection, self._runs
         assert runs is not None
         relay: Callable[[bytes], bool] | None = None

@@ -11,7 +11,7 @@ from schemas.errors import BackendFailed, Fault, GatewayError
 
 
 class ReceivedResponse:
-    """The response that a connection reads, one after another.
+    """The response that a connection reads at present.
 
     Args:
         limits: bounds on what is read.

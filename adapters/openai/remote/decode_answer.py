@@ -155,7 +155,10 @@ class StreamReader(FrameReader):
             self._example = Example(data, relayed.data, chunk, delta)
 
     def _learned(self) -> TextRuns | None:
-        """What later chunks have around their texts. Learned when they come: a first text does not wait for it."""
+        """What chunks have around their texts, learned from the last one that was kept.
+
+        Called when the next read is there, and not before: the first text does not wait for it.
+        """
         example, self._example = self._example, None
         if example is not None and example.delta == Delta(example.delta.choice, example.delta.text):
             self._tries -= 1  # chunks with a number or a time of their own are never alike
