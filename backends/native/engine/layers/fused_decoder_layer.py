@@ -29,6 +29,7 @@ from backends.native.engine.layers.fused_mlp import FusedMLP
 from backends.native.engine.layers.fused_norm import FusedNorm
 from backends.native.engine.layers.fusion import alike
 from backends.native.engine.layers.packed_linear import PackedLinear
+from backends.native.engine.layers.quantized_linear import QuantizedLinear
 
 _PARTS = {
     "input_layernorm": FusedNorm,
@@ -72,7 +73,11 @@ class FusedDecoderLayer(nn.Module):
         self.layer = layer
         self._compute = compute
         # Addresses only. `self.layer` keeps the weights alive, and nothing may replace them after this.
-        self._description = _describe(layer)
+        self._description = _describe(layer, few=False)
+        quantized = [linear for linear in _linears(layer).values() if isinstance(linear, QuantizedLinear)]
+        # Of quantized layers, steps of few rows multiply other weights.
+        self._few = _describe(layer, few=True) if quantized else self._description
+        self._most_of_few = max((linear.most_rows for linear in quantized), default=0)
         attention, inner = layer.self_attn, layer.mlp.down.in_features
         self._index: int = attention.layer
         dtype = layer.input_layernorm.weight.dtype
@@ -97,11 +102,9 @@ class FusedDecoderLayer(nn.Module):
         """A replacement for `layer`; None if it is no such layer, or nothing was compiled."""
         if any(type(getattr(layer, name, None)) is not kind for name, kind in _PARTS.items()):
             return None
-        attention, mlp = layer.self_attn, layer.mlp
-        linears = [getattr(attention, "qkv_proj", None), attention.o_proj]
-        linears += [getattr(mlp, "gate_up_proj", None), mlp.down]
-        # Quantized layers, and layers that LoRA keeps separate, end here.
-        if not all(_is_compiled(linear) for linear in linears):
+        attention = layer.self_attn
+        # Layers that LoRA keeps separate end here, and quantized ones where nothing was compiled for them.
+        if not all(_is_compiled(linear) for linear in _linears(layer).values()):
             return None
         weight = layer.input_layernorm.weight
         if find_kernel(weight.device, weight.dtype, attention.params) is not CPU_PAGED or attention.width > MAX_WIDTH:
@@ -125,7 +128,7 @@ class FusedDecoderLayer(nn.Module):
         cosines, sines = rotary_tables(given["position_embeddings"], rows, width, hidden)
         self._compute(
             # Nine addresses of this step, two of memory for it, and one of its sizes (`Step` of the C++).
-            ctypes.addressof(self._description),
+            ctypes.addressof(self._few if rows <= self._most_of_few else self._description),
             hidden.data_ptr(),
             cosines.data_ptr(),
             sines.data_ptr(),
@@ -158,14 +161,21 @@ class FusedDecoderLayer(nn.Module):
         return memory
 
 
-def _describe(layer: Any) -> _Layer:
-    attention, mlp, norm, second = layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm
-    linears = {
-        "qkv": attention.qkv_proj,
+def _linears(layer: Any) -> dict[str, Any]:
+    """The linear layers by their names in `_Layer`; None is one that is not joined."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return {
+        "qkv": getattr(attention, "qkv_proj", None),
         "out": attention.o_proj,
-        "gate_up": mlp.gate_up_proj,
+        "gate_up": getattr(mlp, "gate_up_proj", None),
         "down": mlp.down,
     }
+
+
+def _describe(layer: Any, *, few: bool) -> _Layer:
+    """The layer as steps of few rows compute it, or of more."""
+    attention, mlp, norm, second = layer.self_attn, layer.mlp, layer.input_layernorm, layer.post_attention_layernorm
+    linears = {name: _chosen(linear, few=few) for name, linear in _linears(layer).items()}
     blocks = [linear.product for linear in linears.values() if isinstance(linear, BlockLinear)]
     return _Layer(
         **{name: _linear(linear) for name, linear in linears.items()},
@@ -188,9 +198,19 @@ def _describe(layer: Any) -> _Layer:
     )
 
 
+def _chosen(linear: Any, *, few: bool) -> Any:
+    """What multiplies few rows, or more: of a quantized layer a part."""
+    if type(linear) is QuantizedLinear:
+        return linear.few if few and linear.few is not None else linear.many
+    return linear
+
+
 def _is_compiled(linear: Any) -> bool:
-    """Whether the compiled code can multiply with a linear layer's weight: it is packed or in blocks."""
-    return type(linear) is BlockLinear or (type(linear) is PackedLinear and linear.skinny_gemm is not None)
+    """Whether the compiled code can multiply with a linear layer's weight: it is packed or in blocks, or both."""
+    if type(linear) is QuantizedLinear and linear.few is None:
+        return False
+    packed = _chosen(linear, few=False)
+    return type(packed) is BlockLinear or (type(packed) is PackedLinear and packed.skinny_gemm is not None)
 
 
 def _linear(linear: PackedLinear | BlockLinear) -> _Linear:

@@ -6,6 +6,9 @@ Only weights are quantized, not activations. A step of few rows is bound by how 
 half or a quarter of the bytes. A step of more rows is bound by arithmetic; for it the same rounded weights are also
 kept in the model's dtype. So quantization saves time here, not memory. The output head stays in the model's dtype: its
 errors would go straight to the logits.
+
+The levels are those of GGUF's Q8_0 and Q4_1, multiplied as those are (`block_linear`): a row's product does not depend
+on how many rows there are. Where nothing was compiled, torch multiplies levels of its own.
 """
 
 from __future__ import annotations
@@ -18,57 +21,81 @@ import torch
 from torch import Tensor, nn
 
 from backends.native.engine.attention.interface import text_part
+from backends.native.engine.kernels.block_product import Blocks, can_multiply
+from backends.native.engine.layers.block_linear import BlockLinear
 
 Product = Callable[[Tensor], Tensor]
 """[rows, in_features] to [rows, out_features]."""
 
 BITS = {"int8": 8, "int4": 4}
 """The values of the engine's option `dtype` that mean quantized layers."""
-# With more rows than this the product with the model's dtype is faster (measured).
-_MOST_ROWS = {8: 2, 4: 4}
-_GROUP = 32  # weights of one output that share a scale and a middle, in 4 bits
-_OUTPUTS = 16  # the number of outputs must be a multiple of it, in 4 bits
+# With more rows than this the product with the model's dtype is faster (measured): than that of blocks, and than
+# torch's.
+_MOST_ROWS = 6
+_MOST_ROWS_BY_TORCH = {8: 2, 4: 4}
+_GROUP = 32  # weights of one output that share a scale and a least or a middle
+_OUTPUTS = 16  # the number of outputs must be a multiple of it, for torch's product in 4 bits
+_KINDS = {8: 8, 4: 3}  # ggml's numbers of Q8_0 and Q4_1
+_LARGEST = 6e4  # scales and least weights of blocks are float16
 
 
 class QuantizedLinear(nn.Module):
     """Replaces a linear layer.
 
-    `many` is that layer with its weight rounded, for steps of many rows; it may be replaced (by a packed one).
+    Args:
+        linear: the layer; it gets the rounded weight.
+        bits: 8 or 4.
+        most_rows: with how many rows blocks are multiplied at most; None: with how many that pays.
+
+    Attributes:
+        few: the layer for up to `most_rows` rows, in blocks; None: nothing was compiled, or they cannot hold it.
+        many: `linear`, for steps of more rows; it may be replaced (by a packed one).
+        most_rows: see above.
     """
 
-    def __init__(self, linear: nn.Linear, bits: int) -> None:
+    def __init__(self, linear: nn.Linear, bits: int, most_rows: int | None = None) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.bias = linear.bias
-        self._most_rows = _MOST_ROWS[bits]
         weight = linear.weight.detach()
-        self._multiply, rounded = _to_int8(weight) if bits == BITS["int8"] else _to_int4(weight)
-        # The same rounded numbers on both ways: an output does not depend on how many rows share its step.
+        self.few: BlockLinear | None = None
+        self._multiply: Product
+        if _fits_blocks(weight):
+            self.few = BlockLinear((_blocks(weight.float(), bits),), _detached(linear.bias), weight.dtype)
+            self.most_rows = _MOST_ROWS if most_rows is None else most_rows
+            rounded = self.few.weight
+        else:
+            self.most_rows = _MOST_ROWS_BY_TORCH[bits]
+            self._multiply, rounded = _to_int8(weight) if bits == BITS["int8"] else _to_int4(weight)
+        # The same rounded numbers on both ways, but for the rounding to the dtype.
         linear.weight = nn.Parameter(rounded.to(weight.dtype), requires_grad=False)
         self.many: nn.Module = linear
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
-        if not 0 < rows.numel() <= self._most_rows * self.in_features:
-            product: Tensor = self.many(rows)
+        few = 0 < rows.numel() <= self.most_rows * self.in_features
+        layer = self.few if few else self.many
+        if layer is not None:
+            product: Tensor = layer(rows)
             return product
         product = self._multiply(rows.reshape(-1, self.in_features)).view(*rows.shape[:-1], self.out_features)
         return product if self.bias is None else product + self.bias
 
 
-def quantize_linears(model: Any, bits: int) -> int:
+def quantize_linears(model: Any, bits: int, most_rows: int | None = None) -> int:
     """Quantize the plain linear layers of a language model but its head, in place, one at a time to save memory.
 
     Args:
         model: the model; its towers for images are left alone.
         bits: 8 or 4.
+        most_rows: see `QuantizedLinear`.
 
     Returns:
         How many layers were quantized.
     """
     found = [each for each in plain_linears(model) if _fits(each[2], bits)]
     for parent, name, child in found:
-        setattr(parent, name, QuantizedLinear(child, bits))
+        setattr(parent, name, QuantizedLinear(child, bits, most_rows))
     return len(found)
 
 
@@ -85,6 +112,36 @@ def plain_linears(model: Any) -> list[tuple[nn.Module, str, nn.Linear]]:
 
 def _fits(linear: nn.Linear, bits: int) -> bool:
     return bits == BITS["int8"] or not (linear.in_features % _GROUP or linear.out_features % _OUTPUTS)
+
+
+def _fits_blocks(weight: Tensor) -> bool:
+    compiled = can_multiply(weight.dtype)
+    return compiled and weight.shape[1] % _GROUP == 0 and float(weight.abs().max()) < _LARGEST
+
+
+def _detached(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach()
+
+
+def _blocks(weight: Tensor, bits: int) -> Blocks:
+    """A float32 weight [outputs, inputs] in Q8_0 or Q4_1, by scales as they are stored."""
+    groups = weight.reshape(len(weight), -1, _GROUP)
+    if bits == BITS["int8"]:
+        scales = (groups.abs().amax(2, keepdim=True) / 127).half()
+        levels = _levels(groups, scales).clamp_(-127, 127).to(torch.int8).view(torch.uint8)
+        fields = [scales.view(torch.uint8), levels]
+    else:
+        least, greatest = groups.aminmax(dim=2, keepdim=True)
+        scales, least = ((greatest - least) / 15).half(), least.half()
+        levels = _levels(groups - least, scales).clamp_(0, 15).to(torch.uint8)
+        lower, upper = levels[..., : _GROUP // 2], levels[..., _GROUP // 2 :]  # the halves of the bytes
+        fields = [scales.view(torch.uint8), least.view(torch.uint8), lower | upper << 4]
+    return Blocks.of(_KINDS[bits], torch.cat(fields, dim=2).flatten(1))
+
+
+def _levels(numbers: Tensor, scales: Tensor) -> Tensor:
+    # A scale of 0 is of a group whose weights are equal, or next to nothing.
+    return (numbers / scales.float().clamp(min=1e-12)).round_()
 
 
 def _to_int8(weight: Tensor) -> tuple[Product, Tensor]:

@@ -15,6 +15,7 @@ from backends.native.engine.layers.quantized_linear import BITS, quantize_linear
 from backends.native.engine.loading.self_check import Change, why_not_packed
 from backends.native.engine.loading.splitting import split_model
 from backends.native.engine.loading.weights import LoadedModel
+from backends.native.engine.scheduling.scheduler import MOST_ROWS
 from backends.native.protocol.engine_options import EngineOptions
 
 log = structlog.get_logger()
@@ -30,7 +31,7 @@ def choose_path(loaded: LoadedModel, options: EngineOptions) -> bool:
         return True
     if options.execution_path != "auto":
         expand_blocks(loaded.model)
-        _quantize(loaded, options.dtype)
+        _quantize(loaded, options)
         return options.execution_path == "packed"
     fuse = partial(fuse_layers, longest=loaded.context_length, join=not (options.lora_adapters or options.lora_folder))
     why = why_not_packed(loaded.model, change=partial(replace_in_small_copy, fuse=fuse))
@@ -38,7 +39,7 @@ def choose_path(loaded: LoadedModel, options: EngineOptions) -> bool:
         # Order: joined projections are plain linear layers, which can then be quantized; quantized layers keep a plain
         # one inside, which can then be packed; and only layers made of packed parts become one call.
         fuse(loaded.model)
-        _quantize(loaded, options.dtype)
+        _quantize(loaded, options)
         pack_linears(loaded.model)
         fuse_decoder_layers(loaded.model)
         return True
@@ -61,7 +62,11 @@ def replace_in_small_copy(small: Any, fuse: Change) -> None:
     fuse_decoder_layers(small)
 
 
-def _quantize(loaded: LoadedModel, dtype: str) -> None:
+def _quantize(loaded: LoadedModel, options: EngineOptions) -> None:
     # For an accelerator it was done when the weights were loaded.
-    if dtype in BITS and loaded.model.device.type == "cpu" and not quantize_linears(loaded.model, BITS[dtype]):
-        raise LoadError(f"This model has no linear layers that could run in {dtype}.")
+    if options.dtype not in BITS or loaded.model.device.type != "cpu":
+        return
+    # With one code for all steps that verify drafts, a token does not depend on how many there are.
+    most_rows = MOST_ROWS if options.speculation or options.draft_model else None
+    if not quantize_linears(loaded.model, BITS[options.dtype], most_rows):
+        raise LoadError(f"This model has no linear layers that could run in {options.dtype}.")

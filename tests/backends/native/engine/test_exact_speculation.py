@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from backends.native.demo import WEIGHTS
 from backends.native.engine.factory import load_engine
+from backends.native.engine.layers.quantized_linear import BITS
 from backends.native.engine.loop import Engine
 from backends.native.engine.scheduling.sequence import Sequence, Work
 from backends.native.engine.scheduling.speculation import Speculation
@@ -242,14 +243,15 @@ def test_a_work_without_its_drafts() -> None:
     assert (work.without_drafts.count, work.without_drafts.wanted) == (1, 1)
 
 
-def test_logits_of_a_row_do_not_depend_on_the_other_rows() -> None:
+@pytest.mark.parametrize("dtype", ["auto", *BITS])
+def test_logits_of_a_row_do_not_depend_on_the_other_rows(dtype: str) -> None:
     """Bitwise, for the bundled model on this CPU: what makes its drafts right to the last bit."""
     from array import array
 
-    options = EngineOptions(str(WEIGHTS), device="cpu", threads=1, kv_tokens=256)
+    options = EngineOptions(str(WEIGHTS), dtype=dtype, device="cpu", threads=1, kv_tokens=256, speculation=True)
     engine, _ = load_engine(options, lambda _: None)
     assert isinstance(engine, Engine)
-    tokens = [3, *range(40, 70)]
+    tokens = [3, *range(40, 90)]
 
     def at(length: int) -> Sequence:
         made = Sequence(0, Submit(0, tuple(tokens[:length]), 50), 0)
@@ -258,9 +260,10 @@ def test_logits_of_a_row_do_not_depend_on_the_other_rows() -> None:
 
     with torch.inference_mode():
         engine._runner.run([Work(at(20), 0, 20, True)])
-        alone = torch.cat([engine._runner.run([Work(at(end + 1), end, 1, True)]).clone() for end in range(20, 28)])
-        together = engine._runner.run([Work(at(21), 20, 8, True, tuple(tokens[21:28]))])
-    assert torch.equal(alone, together)
+        alone = torch.cat([engine._runner.run([Work(at(end + 1), end, 1, True)]).clone() for end in range(20, 44)])
+        for rows in (2, 3, 8, 24):
+            together = engine._runner.run([Work(at(21), 20, rows, True, tuple(tokens[21 : 20 + rows]))])
+            assert torch.equal(alone[:rows], together)
 
 
 def test_a_model_with_recurrent_states_does_without() -> None:

@@ -20,6 +20,7 @@ from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_l
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fusion import alike
 from backends.native.engine.layers.packed_linear import pack_linears
+from backends.native.engine.layers.quantized_linear import BITS, quantize_linears
 from backends.native.engine.loading.self_check import why_not_packed
 from backends.native.engine.runner.packed import PackedRunner
 from backends.native.protocol.messages import Submit
@@ -59,10 +60,12 @@ def build(family: str, **more: Any) -> Any:
     return built
 
 
-def fused(model: Any, *, join: bool = True) -> Any:
+def fused(model: Any, *, join: bool = True, bits: int = 0) -> Any:
     own = copy.deepcopy(model)
     with torch.inference_mode():
         fuse_layers(own, CONTEXT, join=join)
+        if bits:
+            quantize_linears(own, bits)
         pack_linears(own, least=1)
         fuse_decoder_layers(own)
     return own
@@ -131,6 +134,20 @@ def test_it_equals_its_parts(family: str, dtype: torch.dtype, rows: int, threads
             assert alike(expected, found)
     finally:
         torch.set_num_threads(1)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("bits", BITS.values())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_quantized_layers_few_rows_take_the_blocks(dtype: torch.dtype, bits: int) -> None:
+    own = fused(build("llama").to(dtype), bits=bits)
+    if not fused_layers(own):
+        pytest.skip("oneDNN does not multiply this here")
+    whole = fused_layers(own)[0]
+    for rows in (1, 6, 7, 25):
+        for expected, found in zip(run(whole.layer, rows, dtype), run(whole, rows, dtype), strict=True):
+            assert alike(expected, found)
+    assert (whole._few.qkv.parts, whole._description.qkv.parts) == (1, 0)
 
 
 @torch.inference_mode()
