@@ -47,7 +47,8 @@ LIBRARIES: dict[str, Library] = {
         Library(
             "gemv",
             "decode of one sequence is about 1.5x slower",
-            _for_dtypes("gemv", *[_POINTER] * 4, *[_LONG] * 3, _INT) | {"multiplies_in_float32": (_INT,)},
+            _for_dtypes("gemv", *[_POINTER] * 4, *[_LONG] * 3, _INT)
+            | {"multiplies_in_float32": (_INT,), "multiplies_by_tiles": (_INT,)},
         ),
         Library(
             "block_product",

@@ -68,7 +68,7 @@ struct Activations {
     for (int half = 0; half < 2; half++) {
       const f32x16 scaled = halves[half] * inverse;
       i32x16 whole = __builtin_convertvector(scaled + (scaled < 0.0f ? f32x16{} - 0.5f : f32x16{} + 0.5f), i32x16);
-      const i32x16 highest = ((whole + 128 >> 8) + 128) >> 8;
+      const i32x16 highest = (((whole + 128) >> 8) + 128) >> 8;
       totals[half][0] = reduce(highest, std::plus<i32x16>());
       totals[half][1] = reduce(whole - highest * 65536, std::plus<i32x16>());
       for (int place = 2; place >= 0; place--, whole = (whole + 128) >> 8) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dot.h"
+#include "tiles.h"
 
 namespace gemm {
 
@@ -145,6 +146,14 @@ inline void widen_pairs(const u32x16* weight, f32x16* widened, long count) {
 template <class Dot>
 void multiply(const void* input, const void* packed, const void* bias, const void* residual, void* output, long rows,
               long outputs, long inputs) {
+#ifdef __AMX_BF16__
+  if constexpr (Dot::PER_WORD > 1)
+    if (tiles::available())
+      return tiles::multiply<BLOCK, MAX_ROWS>(input, packed, rows, outputs, inputs,
+                                              [&](const f32x16* sums, long first, long wide) {
+                                                finish<Dot>(sums, rows, first, wide, outputs, bias, residual, output);
+                                              });
+#endif
   const bool in_float32 = Dot::PER_WORD > 1 && multiplies_in_float32(), widens = in_float32 && rows > TILE;
   const long length = inputs / Dot::PER_WORD, padded = (length + PADDED - 1) / PADDED * PADDED;
   const long piece = widens ? WIDENED_PIECE : rows > TILE ? K_PIECE : length;

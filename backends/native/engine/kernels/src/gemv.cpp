@@ -15,3 +15,6 @@ GEMV(gemv_bfloat16, DotBFloat16)
 
 // Whether products of bfloat16 are computed in float32.
 extern "C" int multiplies_in_float32() { return gemm::multiplies_in_float32(); }
+
+// Whether bfloat16 is multiplied by instructions for matrices, and weights have the order of tiles.h.
+extern "C" int multiplies_by_tiles() { return tiles::available(); }

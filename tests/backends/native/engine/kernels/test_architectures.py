@@ -1,4 +1,4 @@
-"""The kernels compile for AVX2, AVX-512 and NEON, and are right when compiled for AVX2."""
+"""The kernels compile for AVX2, AVX-512, AMX and NEON, and are right when compiled for AVX2."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from backends.native.engine.kernels.library_cache import FOLDER_VARIABLE
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-TARGETS = [("x86_64", "x86-64-v3"), ("x86_64", "x86-64-v4"), ("aarch64", "armv8.2-a")]
-"""AVX2, AVX-512 and NEON, as GCC names them."""
+TARGETS = [("x86_64", "x86-64-v3"), ("x86_64", "x86-64-v4"), ("x86_64", "sapphirerapids"), ("aarch64", "armv8.2-a")]
+"""AVX2, AVX-512, AMX and NEON, as GCC names them."""
 NUMERIC_TESTS = [
     "attention/test_cpu_decode.py",
     "attention/test_cpu_prefill.py",

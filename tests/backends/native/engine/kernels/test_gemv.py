@@ -122,20 +122,35 @@ def test_a_packed_weight_of_another_order_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "matrices", "in_float32", "most"),
+    ("dtype", "matrices", "true", "most"),
     [
-        (torch.float32, True, 1, gemv.MAX_ROWS),
-        (torch.bfloat16, True, 1, 24),
-        (torch.bfloat16, False, 1, sys.maxsize),
-        (torch.bfloat16, False, 0, gemv.MAX_ROWS),
+        (torch.float32, True, {"multiplies_by_tiles"}, gemv.MAX_ROWS),
+        (torch.bfloat16, True, {"multiplies_by_tiles", "multiplies_in_float32"}, 32),
+        (torch.bfloat16, True, {"multiplies_in_float32"}, 24),
+        (torch.bfloat16, False, {"multiplies_in_float32"}, sys.maxsize),
+        (torch.bfloat16, False, set(), gemv.MAX_ROWS),
     ],
 )
 def test_how_many_rows_pay_depends_on_the_cpu(
-    dtype: torch.dtype, matrices: bool, in_float32: int, most: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, matrices: bool, true: set[str], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gemv, "_has_matrix_products", lambda: matrices)
-    monkeypatch.setattr(gemv, "function", lambda *_: lambda: in_float32)
+    monkeypatch.setattr(gemv, "function", lambda _, symbol: lambda: symbol in true)
     assert gemv._most_rows.__wrapped__(dtype) == most
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="for CPUs with AMX")
+def test_the_order_for_amx_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(192, 72).bfloat16()
+    whole = of(weight, None)
+    assert gemv._multiplies_by_tiles()
+    monkeypatch.setattr(gemv, "_multiplies_by_tiles", lambda: False)
+    assert SkinnyGemm.of(weight, packed(weight), None) is None
+    # Groups of up to 16 rows, the last of which may overlap the one before it.
+    rows = torch.randn(64, 72).bfloat16()
+    expected = whole.multiply(rows)
+    for count in (15, 17, 31, 33, 47, 49, 63):
+        assert torch.equal(whole.multiply(rows[:count]), expected[:count])
 
 
 def test_without_a_compiler_onednn_is_called_alone(monkeypatch: pytest.MonkeyPatch) -> None:

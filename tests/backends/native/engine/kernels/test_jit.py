@@ -178,7 +178,7 @@ def test_a_source_is_read_with_all_that_it_includes() -> None:
     names = [path.name for path in jit.source_files(SOURCES / "fused_decoder_layer.cpp")]
     assert names[0] == "fused_decoder_layer.cpp"
     assert sorted(names[1:]) == [
-        "dot.h", "gated_activation.h", "gemm.h", "paged_decode.h", "rms_norm.h", "rotary.h", "simd.h",
+        "dot.h", "gated_activation.h", "gemm.h", "paged_decode.h", "rms_norm.h", "rotary.h", "simd.h", "tiles.h",
     ]  # fmt: skip
 
 

@@ -139,7 +139,7 @@ def test_it_equals_its_parts(family: str, dtype: torch.dtype, rows: int, threads
 @torch.inference_mode()
 @pytest.mark.parametrize("bits", BITS.values())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_of_quantized_layers_few_rows_take_the_blocks(dtype: torch.dtype, bits: int) -> None:
+def test_of_quantized_layers_short_steps_take_the_blocks(dtype: torch.dtype, bits: int) -> None:
     own = fused(build("llama").to(dtype), bits=bits)
     if not fused_layers(own):
         pytest.skip("oneDNN does not multiply this here")
