@@ -94,7 +94,10 @@ def conversation_of(request: Generate) -> str | None:
         return None
     hasher = hashlib.blake2b(digest_size=16)
     for message in prompt.messages:
-        hasher.update(_with_role(message).encode("utf-8", "surrogatepass"))
+        content = message.content
+        # As `_with_role`, without the calls: the usual content is a text.
+        text = f"{message.role}\0{content}\0" if isinstance(content, str) else _with_role(message)
+        hasher.update(text.encode("utf-8", "surrogatepass"))
         # Later turns differ, and the answers of a model are among them.
         if message.role == "user":
             break

@@ -34,7 +34,7 @@ import uvloop
 from backends.transport.connection import Connection
 from benchmarks import upstream
 from benchmarks.gateway import BODIES, KEY, written
-from benchmarks.remote import CONFIG
+from benchmarks.remote import configured
 from benchmarks.remote import upstream as started
 from gateway.app import create_app
 from gateway.config import Config
@@ -193,13 +193,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--protocols", nargs="+", choices=[*BODIES], default=[*BODIES])
+    parser.add_argument("--everything", action="store_true", help="with an experiment and limits")
     given = parser.parse_args()
     os.environ["BENCH_KEY"] = KEY
     upstream.PAUSE = 0
     sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - the log, until the process ends
     logging.configure()
     with tempfile.TemporaryDirectory() as folder, started() as far:
-        config = parse(CONFIG.format(port=far))
+        config = parse(configured(far, everything=given.everything))
         app = create_app(config, folder=Path(folder), slot="budget")
         gc.freeze()
         gc.set_threshold(50_000, 20, 50)

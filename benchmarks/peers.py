@@ -8,8 +8,8 @@ commands; missing ones are skipped. All run at the same time, on one core that c
 measured in turn in each round; medians are printed: a whole answer, a chunk of ten in one read, a chunk that comes
 alone, and one of many streams that have a chunk every 10 ms. Delays are the kernel's (`benchmarks.streams`): the first
 event of an answer when all streams begin at once and when they begin one after another while the others run, and each
-later chunk's. Ours decodes answers, checks keys, writes a log line and counts; the others forward bytes, but for
-litellm, which gets a tenth of the requests, and 16 streams: it has no time for more.
+later chunk's. Ours decodes answers, checks keys and limits, assigns arms, writes a log line and counts;
+the others forward bytes, but for litellm, which gets a tenth of the requests, and 16 streams: it has no time for more.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from statistics import median, quantiles
 from typing import NamedTuple
 
 from benchmarks.gateway import cpu_seconds, drive, free_port, measure, server
-from benchmarks.remote import CONFIG, upstream
+from benchmarks.remote import MODELS, configured, upstream
 from benchmarks.streams import Streams
 
 NGINX = """
@@ -50,7 +50,6 @@ http {{
   }}
 }}
 """
-MODELS = ("whole", "bursts", "single", "paced")
 OURS, ROUTER, PYTHON = "interlingua", "vllm-router", "litellm"
 STREAM_SECONDS = 2.0
 """What a paced stream takes."""
@@ -108,13 +107,14 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--streams", type=int, default=256, help="that have a chunk every 10 ms")
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--plain", action="store_true", help="without an experiment and limits")
     given = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     with ExitStack() as stack:
         os.sched_setaffinity(0, set(cores[:-1] or cores))
         far = stack.enter_context(upstream())
         os.sched_setaffinity(0, {cores[-1]})  # what is started now, is there
-        running = {OURS: stack.enter_context(server(CONFIG.format(port=far)))}
+        running = {OURS: stack.enter_context(server(configured(far, everything=not given.plain)))}
         for name in given.only or ("nginx", ROUTER, "sglang-router", PYTHON):
             command = _command(name, given.bin)
             if command is not None:

@@ -21,21 +21,41 @@ from contextlib import contextmanager
 from benchmarks.gateway import free_port, report, server, steady, written
 
 ROUNDS = 5
-CONFIG = (
-    """
+MODELS = ("whole", "single", "bursts", "paced")
+CONFIG = """
 [server]
 keys_env = "BENCH_KEY"
 limits = {{ max_requests_per_connection = 1000000 }}
 [backends.far]
 kind = "openai"
 url = "http://127.0.0.1:{port}/v1"
+{endpoints}
 """
-    + "".join(
-        f'[endpoints.{name}]\nserved_entities = [{{{{ name = "{name}", backend = "far" }}}}]\n'
-        for name in ("whole", "single", "bursts", "paced")
-    )
-    + "".join(f'[[server.mounts]]\nprefix = "/{name}"\nendpoint = "{name}"\n' for name in ("whole", "single", "bursts"))
+_ENDPOINT = """
+[endpoints.{name}]
+served_entities = [{arms}]
+{more}
+[[server.mounts]]
+prefix = "/{name}"
+endpoint = "{name}"
+"""
+_ONE = '{{ name = "{name}", backend = "far" }}'
+_ARMS = ", ".join(
+    f'{{{{ name = "{{name}}-{arm}", backend = "far", model = "{{name}}", traffic_percentage = 50 }}}}' for arm in "ab"
 )
+_KEY_LIMITS = 'limits = [{ per = "key", requests = 100000000, tokens = 100000000000 }]'
+
+
+def configured(port: int, *, everything: bool = False) -> str:
+    """The configuration of a gateway in front of the upstream on a port.
+
+    Args:
+        port: the upstream's.
+        everything: whether endpoints have an experiment with two arms, and limits that nobody reaches.
+    """
+    arms, more = (_ARMS, _KEY_LIMITS) if everything else (_ONE, "")
+    endpoints = [_ENDPOINT.format(name=name, arms=arms.format(name=name), more=more) for name in MODELS]
+    return CONFIG.format(port=port, endpoints="".join(endpoints))
 
 
 def main() -> None:
@@ -44,7 +64,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--connections", type=int, default=16)
     given = parser.parse_args()
-    with upstream() as far, server(CONFIG.format(port=far)) as (pid, port):
+    with upstream() as far, server(configured(far)) as (pid, port):
         report(pid, port, given.requests, given.connections, " over openai,")
         for model, what, requests in (("single", "alone", 100), ("bursts", "with nine more", 10)):
             here, there = (asyncio.run(first_bytes(at, model, given.requests // requests)) for at in (port, far))

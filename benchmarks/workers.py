@@ -16,7 +16,7 @@ from statistics import median
 
 from benchmarks.connections import resident
 from benchmarks.gateway import cpu_seconds, descendants, measure, server
-from benchmarks.remote import CONFIG, upstream
+from benchmarks.remote import configured, upstream
 
 CONNECTIONS = 64
 
@@ -33,7 +33,7 @@ def main() -> None:
         far = stack.enter_context(upstream())
         running = {}
         for count in given.workers:
-            text = CONFIG.format(port=far).replace("[server]\n", f"[server]\nworkers = {count}\n", 1)
+            text = configured(far).replace("[server]\n", f"[server]\nworkers = {count}\n", 1)
             running[count] = stack.enter_context(server(text))
         for _ in range(given.rounds + 1):
             for count, (pid, port) in running.items():

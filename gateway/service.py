@@ -19,6 +19,7 @@ from gateway.access.limits import Limiter, Ticket
 from gateway.access.local_limiter import LocalLimiter, limits_file
 from gateway.access.rules import RuleTable, estimated_tokens
 from gateway.access.shared_limiter import SharedLimiter
+from gateway.after_turn import AfterTurn
 from gateway.changes import Changes
 from gateway.config import Config, Endpoint
 from gateway.deployment.catalog import catalog
@@ -105,6 +106,7 @@ class Service:
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
         self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
         self.counts = EndpointCounts()
+        self.after_turn = AfterTurn()
         self.backend_health = BackendHealth(backends)
         self._said = ""  # of what the last look failed with
         self._tasks: list[asyncio.Task[None]] = []
@@ -215,6 +217,7 @@ class Service:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+        self.after_turn.make()
         # A stack closes the last one first: background work, then the backends that it uses, and last the stores.
         async with AsyncExitStack() as closing:
             closing.callback(self.metrics.close)

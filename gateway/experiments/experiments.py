@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from gateway.access.keys import Keys
@@ -49,8 +49,7 @@ class UnknownAnswer(InvalidRequest):
         super().__init__("No answer with this id is remembered that could be compared.", param="request_id")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Exposure:
+class Exposure(msgspec.Struct, frozen=True, eq=False):
     """One request in an experiment, from its assignment to its outcome."""
 
     _request: Request

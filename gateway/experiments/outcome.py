@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from gateway.routing.target import Plan
 from schemas.ir import FinishReason, Usage
 
 
-@dataclass(slots=True, eq=False)
-class Outcome:
+class Outcome(msgspec.Struct, eq=False):
     """How a request ended.
 
     Attributes:

@@ -61,10 +61,16 @@ class RequestAccount(RequestState, eq=False):
                     self.texts.setdefault(event.choice, []).append(event.text)
 
     def end(self, outcome: str) -> None:
-        """Record the outcome, and count it in the experiment, once, before the client sees it.
+        """Note the outcome, once, and log the request (`settle`, `_write_down`)."""
+        self.settle(outcome)
+        if not self.is_logged:
+            self._write_down()
+
+    def settle(self, outcome: str) -> None:
+        """Note the outcome, and count it in the experiment, limits and usage, once, before the client sees it.
 
         Before: the client may ask another worker for the report, or send feedback, as soon as it has the answer's end;
-        and a worker that is killed has recorded each answer whose end a client has.
+        and a worker that is killed has counted each answer whose end a client has.
         """
         # Reached twice in the usual case: by the responder when the outcome is known, and by `close`.
         if self.duration is not None:
@@ -79,15 +85,17 @@ class RequestAccount(RequestState, eq=False):
             reasons = tuple(self.finish_reasons)
             # An exported row has the very values that the experiment counts.
             self.ended = Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons)
-        if self.exposure is not None and self.ended is not None:
-            self.exposure.end(self.ended)
-        self._keep_record()
-
-    def _keep_record(self) -> None:
-        """Keep the record of the request, if it reached an endpoint, and log it."""
-        self.record = record = record_of(self)
+            if self.exposure is not None:
+                self.exposure.end(self.ended)
         if self.plan is not None and (ledger := self.service.ledger_of(self.plan.targets[0].endpoint)) is not None:
+            record = record_of(self)
             ledger.put(record)
+            self.record = record
+
+    def _write_down(self) -> None:
+        """Log the request, and show it in the console if it reached an endpoint or failed."""
+        self.is_logged = True
+        record = self.record = self.record or record_of(self)
         if self.plan is not None or self.outcome != "ok":  # answered listings are no requests to a model
             self.service.requests.add(logged(self, record))
         unit = self.plan.unit if self.plan is not None else None
@@ -119,8 +127,7 @@ class RequestAccount(RequestState, eq=False):
 
     def close(self) -> None:
         """Count the request in the metrics. Nothing more happens to it."""
-        if self.duration is None:
-            self.end(self.outcome)
+        self.end(self.outcome)
         assert self.duration is not None
         metrics, usage, target = self.service.metrics, self.usage, self.target
         metrics.running.add(-1.0)

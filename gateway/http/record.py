@@ -66,7 +66,8 @@ class RequestState(msgspec.Struct, eq=False):
         duration: None until the outcome is known.
         time_allowed: seconds that the client allows until the first event; None: as long as the server does.
         ended: the outcome as the experiment counts it; None until it is known.
-        record: of the request; None until the outcome is known.
+        record: of the request; None until it is kept or logged.
+        is_logged: whether the request is in the log.
         version: of the endpoint that was asked; 0 unless rows are exported.
         texts: parts of each choice's text; None unless they are exported.
     """
@@ -106,6 +107,7 @@ class RequestState(msgspec.Struct, eq=False):
     time_allowed: float | None = None
     ended: Outcome | None = None
     record: Record | None = None
+    is_logged: bool = False
     version: int = 0
     texts: dict[int, list[str]] | None = None
 

@@ -199,10 +199,11 @@ class RequestHandler:
         account.stage, account.request = "route", request
         router = service.router
         account.from_console = CONSOLE_HEADER in call.headers
-        account.plan = plan = router.plan(request, call.headers)
+        # What the fast path has counted in an experiment (`account.exposure`) keeps the plan that it was counted by.
+        account.plan = plan = account.plan or router.plan(request, call.headers)
         account.ticket = ticket = account.ticket or await service.limit(account.key, plan, request)
         # A change of what is deployed has replaced the experiments, too. Nothing is awaited from here to the exposure.
-        if service.router is not router:
+        if account.exposure is None and service.router is not router:
             account.plan = plan = service.router.plan(request, call.headers)
         if ticket is not None:
             account.quotas = ticket.quotas
@@ -210,7 +211,7 @@ class RequestHandler:
             account.version = service.catalog.cards[plan.targets[0].endpoint].version
         account.texts = {} if service.keeps_texts else None
         account.decoded = monotonic() - account.began
-        if plan.has_experiment and not account.from_console:
+        if account.exposure is None and plan.has_experiment and not account.from_console:
             account.exposure = service.experiments.enter(request, plan, call.headers, shadowed=not service.draining)
         return plan
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from math import log
+from typing import NamedTuple
 
 import msgspec
 
@@ -90,19 +91,40 @@ def assign(endpoint: str, weights: Mapping[str, float], unit: str) -> str:
 OWN_ID = "request"
 """The source of a unit that is one request."""
 
-Source = tuple[str, Callable[[Request, Mapping[str, str]], str | None]]
-"""Where a unit may come from: its name, and what reads it from a request and its headers."""
+
+class Source(NamedTuple):
+    """Where a unit may come from.
+
+    Attributes:
+        name: as configured: `header:<name>` or one of `gateway.config.UNITS`.
+        header: the header that has it, if one does.
+        field: the request's field that has it, if one does; not every kind of request has every field.
+        read: what else reads it.
+    """
+
+    name: str
+    header: str | None = None
+    field: str | None = None
+    read: Callable[[Request, Mapping[str, str]], str | None] | None = None
 
 
 def sources(names: Iterable[str]) -> tuple[Source, ...]:
-    """The sources of these names: `header:<name>` or one of `gateway.config.UNITS`."""
-    return tuple((name, _reader(name)) for name in names)
+    """The sources of these names."""
+    return tuple(_source(name) for name in names)
 
 
 def source_of(request: Request, headers: Mapping[str, str], order: Iterable[Source]) -> tuple[str, str]:
     """The first source of `order` that the request has, and the unit's value there; else the request's own id."""
-    for source, read in order:
-        if value := read(request, headers):
+    # Each request of an experiment looks at most of them, so only what is computed is a call.
+    for source, header, field, read in order:
+        if header is not None:
+            value = headers.get(header)
+        elif field is not None:
+            value = getattr(request, field, None)
+        else:
+            assert read is not None
+            value = read(request, headers)
+        if value:
             return source, value
     return OWN_ID, request.id
 
@@ -120,25 +142,25 @@ def _keyed(endpoint: str, arm: str) -> hashlib.blake2b:
     return hashlib.blake2b(key=key, digest_size=8)
 
 
-def _reader(source: str) -> Callable[[Request, Mapping[str, str]], str | None]:
-    if source.startswith("header:"):
-        name = source.removeprefix("header:").lower()
-        return lambda _, headers: headers.get(name)
-    readers: dict[str, Callable[[Request, Mapping[str, str]], str | None]] = {
-        OWN_ID: lambda request, _: request.id,
-        "api_key": lambda _, headers: _api_key(headers),
-        "conversation": lambda request, _: _conversation(request) if isinstance(request, Generate) else None,
-    }
-    # The others are fields, which not every kind of request has.
-    return readers.get(source, lambda request, _: getattr(request, source, None))
+def _source(name: str) -> Source:
+    if name.startswith("header:"):
+        return Source(name, header=name.removeprefix("header:").lower())
+    if name in _READ:
+        return Source(name, read=_READ[name])
+    return Source(name, field="id" if name == OWN_ID else name)
 
 
-def _conversation(request: Generate) -> str | None:
+def _conversation(request: Request, _: Mapping[str, str]) -> str | None:
+    if not isinstance(request, Generate):
+        return None
     # A stored conversation keeps its id whatever happens to its first items.
     return request.conversation.id if request.conversation is not None else conversation_of(request)
 
 
-def _api_key(headers: Mapping[str, str]) -> str | None:
+def _api_key(_: Request, headers: Mapping[str, str]) -> str | None:
     key = given_key(headers)
     # A unit may be shown, a key never.
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest() if key else None
+
+
+_READ = {"api_key": _api_key, "conversation": _conversation}

@@ -19,6 +19,8 @@ _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 """Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
 _LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
 """Seconds that a request waits for a model that is still loading, and between two looks at it."""
+_WELL = Health("ready")
+"""What a backend equals that is ready and not in trouble, of which a detail would tell."""
 
 
 class BackendHealth:
@@ -42,7 +44,7 @@ class BackendHealth:
 
     def is_well(self, backend: str) -> bool:
         """Whether a backend is ready, and not in trouble: background work must not add to it."""
-        return self.states[backend] == Health("ready")  # equal means without a detail, too
+        return self.states[backend] == _WELL
 
     async def ready(self, backend: str, *, wait: bool) -> None:
         """Return once a backend can answer.
@@ -74,10 +76,11 @@ class BackendHealth:
 
     def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
         """The targets with those moved to the end whose backend is in trouble or still loads."""
-        # The usual case copies and sorts nothing.
-        if len(targets) == 1 or not any(map(self._rank, targets)):
-            return targets
-        return tuple(sorted(targets, key=self._rank))  # stable: the plan's order stays among equals
+        if len(targets) > 1:
+            for target in targets:  # the usual case calls, copies and sorts nothing
+                if self.states[target.entity.backend] != _WELL:
+                    return tuple(sorted(targets, key=self._rank))  # stable: the plan's order stays among equals
+        return targets
 
     def of(self, endpoints: Iterable[Endpoint]) -> Health:
         """Ready if every endpoint has a backend that is; else the state of the first backend that is missing."""

@@ -113,6 +113,8 @@ class Lane:
             exchange.put_back()
             return None
         account.decoded = monotonic() - account.began
+        if account.plan.has_experiment:
+            account.exposure = service.experiments.enter(request, account.plan, self._headers)
         return (StreamedRequest if request.stream else DirectRequest)(account, operation.codec, exchange)
 
     def _read(self, id: str, key: Key | None, body: bytes) -> Generate | None:
@@ -126,11 +128,13 @@ class Lane:
         return None if request is None or request.keeps_partial else request
 
     def _exchange(self, request: Generate, plan: Plan, target: Target) -> DirectExchange | None:
-        """An exchange with the only server for the request, if nothing looks at the answer on its way."""
-        if len(plan.targets) > 1 or plan.has_experiment or target.filters is not None or target.cache is not None:
+        """An exchange with the assigned server, if nothing looks at the answer on its way."""
+        if plan.paired or target.filters is not None or target.cache is not None:
             return None
-        is_ready = self._service.backend_health.is_ready(target.entity.backend)
-        if target.direct is None or target.task in TEXTLESS or not is_ready:
+        health = self._service.backend_health
+        if target.direct is None or target.task in TEXTLESS or not health.is_ready(target.entity.backend):
+            return None
+        if len(plan.targets) > 1 and health.preferred(plan.targets)[0] is not target:
             return None
         check(request, target.backend.capabilities, request.model)
         return target.direct.exchange(target.addressed(request))

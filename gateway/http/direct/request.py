@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from adapters.base import Headers, RawHeaders, Reply, ServerCodec
+from adapters.base import Headers, Reply, ServerCodec
 from backends.direct import DirectExchange
 from gateway.errors import to_client_error
 from gateway.http.accounting import RequestAccount
@@ -17,7 +17,7 @@ from gateway.http.observation.observer import RequestObserver
 from schemas.completion import Completion, Timings
 from schemas.ir import Generate, TokenIds
 
-_FIELDS = "content-type: %s\r\nx-request-id: %s\r\n%s%s%sserved-model-name: %s\r\n"
+_FIELDS = "content-type: %s\r\nx-request-id: %s\r\n%s%sserved-model-name: %s\r\n"
 Wrap = Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
 
 
@@ -93,11 +93,14 @@ class DirectRequest:
             The account with which it goes on, and what its coroutine is to be wrapped in.
         """
         account, service = self._account, self._account.service
-        # The task counts these again in the next turn of the loop. The share stays, and so does the ticket.
+        # The task counts these again in the next turn of the loop. The share stays, and so does the ticket. An exposure
+        # stays with the plan by which it was counted.
         service.begun -= 1
         service.running -= 1
         service.metrics.running.add(-1.0)
-        account.request = account.plan = account.target = account.decoded = None
+        account.request = account.target = account.decoded = None
+        if account.exposure is None:
+            account.plan = None
         account.stage = "read"
         return account, self._exchange.hand_over()
 
@@ -128,7 +131,7 @@ class DirectRequest:
         """Count the answer, and send it."""
         reply = self._reply
         try:
-            self._account.end("ok")
+            self._account.settle("ok")
         except Exception as error:  # a disk that is full, or a bug: what the client has no record of, it does not get
             reply = self._refusal(error)
         self._answer(reply)
@@ -147,8 +150,9 @@ class DirectRequest:
         account = self._account
         assert isinstance(account.request, Generate)
         failure = to_client_error(error, account.request_id)
-        account.message = failure.message
-        return self._codec.error(failure, account.request)
+        reply = self._codec.error(failure, account.request)
+        account.message, account.outcome, account.status = failure.message, failure.kind, reply.status
+        return reply
 
     def _answer(self, reply: Reply) -> None:
         """Send a whole answer."""
@@ -157,22 +161,21 @@ class DirectRequest:
         self._close()
 
     def _close(self) -> None:
-        """Count the request. Nothing more happens to it."""
+        """Have the request logged and counted. Nothing more happens to it."""
         account, service = self._account, self._account.service
         service.running -= 1
         if account.owner is not None and service.shares is not None:
             service.shares.leave(account.owner)
-        account.close()
+        # Without other requests nothing is gained by it, and behind the answer it would delay the next one.
+        service.after_turn.add(account.close, at_once=not service.running)
 
     def _fields(self, media_type: str, more: Headers, length: int = -1) -> bytes:
         """The headers that `Responder` gives an answer; `length` -1: it is a stream."""
         account, target = self._account, self._account.target
         assert target is not None
         own = "".join([f"{name}: {value}\r\n" for name, value in more]) if more else ""
-        limits = _written(self._codec.limit_headers(account.quotas)) if account.quotas else ""
         size = f"content-length: {length}\r\n" if length >= 0 else ""
-        return (_FIELDS % (media_type, account.request_id, own, limits, size, target.entity.name)).encode()
-
-
-def _written(headers: RawHeaders) -> str:
-    return "".join([f"{name.lower().decode()}: {value.decode()}\r\n" for name, value in headers])
+        fields = (_FIELDS % (media_type, account.request_id, own, size, target.entity.name)).encode()
+        if not account.quotas:
+            return fields
+        return fields + b"".join([b"%b: %b\r\n" % each for each in self._codec.limit_headers(account.quotas)])

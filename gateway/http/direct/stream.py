@@ -56,7 +56,7 @@ class StreamedRequest(DirectRequest):
             self._client.end()
         else:
             self._client.end(cut=True)
-        self._account.end("cancelled")
+        self._account.settle("cancelled")
         self._close()
 
     # --- backends.direct.StreamSink ---------------------------------------------------------------------------------
@@ -115,9 +115,7 @@ class StreamedRequest(DirectRequest):
         """Send the error, with a status of its own if nothing was sent yet."""
         account = self._account
         if not self.streams:
-            reply = self._refusal(error)
-            account.status = reply.status
-            self._answer(reply)
+            self._answer(self._refusal(error))
             return
         failure = to_client_error(error, account.request_id)
         account.message = failure.message
@@ -132,7 +130,8 @@ class StreamedRequest(DirectRequest):
     def _end_with(self, failure: GatewayError) -> None:
         is_cut = True
         try:
-            self._account.end(failure.kind)
+            self._account.settle(failure.kind)
+            self._account.outcome = failure.kind  # also if it was to be counted as another one
             self._write(self._encoder.fail(failure))
             is_cut = self._encoder.abort_after_error
         finally:  # also if there is no record of it
@@ -147,7 +146,7 @@ class StreamedRequest(DirectRequest):
         if isinstance(last := events[-1], Usage):
             account.usage = last
             account.status = account.status or 200
-            account.end("ok")
+            account.settle("ok")
 
     def _note_time(self) -> None:
         self._times.append(monotonic())

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.http.direct import lane
 from gateway.http.request import RequestHandler
-from tests.gateway.http.direct.gateways import gateway
+from tests.gateway.http.direct.gateways import ARMS, ONE, gateway
 from tests.gateway.serving import override
 
 
@@ -35,13 +35,13 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ways
 
 
-@pytest.fixture(scope="module")
-def both() -> Iterator[Any]:
+@pytest.fixture(scope="module", params=[ONE, ARMS], ids=["one served entity", "an experiment"])
+def both(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A gateway as it is and one whose requests all have tasks, with what runs them."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setenv("DIRECT_KEY", "secret")
         stack = AsyncExitStack()
-        gateways = [runner.run(stack.enter_async_context(gateway())) for _ in range(2)]
+        gateways = [runner.run(stack.enter_async_context(gateway(served=request.param))) for _ in range(2)]
         gateways[1].app.asgi_handler.lane = lambda _: None  # type: ignore[union-attr]
         yield runner, gateways
         runner.run(stack.aclose())

@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 from backends.remote import kinds
 from backends.remote.backend import RemoteBackend
 from gateway.app import create_app
-from gateway.config import Config, Endpoint, EndpointLimit, ServedEntity, ServerSection
+from gateway.config import Config, Endpoint, EndpointLimit, Experiment, ServedEntity, ServerSection
 from gateway.config.server import Mount
+from gateway.experiments.request_counts import ROWS
 from tests.faults.upstream import Asked, Step, Upstream, response, upstream
 from tests.gateway.http.direct.clients import CHAT, CHATS, Request
 from tests.gateway.serving import listening
@@ -88,6 +89,19 @@ class Gateway:
             "breaker": self.backend._breaker.failures,
             "budget": round(self.backend._retrier.budget.tokens, 6),
             "metrics": self.counts(),
+            "experiment": self.experiment(),
+        }
+
+    def experiment(self) -> dict[str, Any]:
+        """What the experiment has counted, but for sums of times."""
+        if not self.app.state.service.deployed("chat").has_experiment:
+            return {}
+        sums = self.app.state.service.experiments.of("chat")._counters.read()
+        rows = {name: sums.rows[:, row] for row, name in enumerate(ROWS)}
+        timed = ("time_to_first_token", "inter_token_latency", "latency")
+        return {name: (found[:, 0] if name.endswith(timed) else found).tolist() for name, found in rows.items()} | {
+            "histograms": sums.histograms.sum(axis=2).tolist(),
+            "totals": sums.totals.tolist(),
         }
 
     def counts(self) -> dict[str, Any]:
@@ -111,8 +125,19 @@ def _without_numbers(body: bytes) -> bytes:
 MINDIE = Mount("/mindie", {"tgi": "mindie", "triton": "mindie-triton"}, "chat")
 
 
+ONE = (ServedEntity(name="one", backend="far"),)
+ARMS = (
+    ServedEntity(name="one", backend="far", traffic_percentage=50),
+    ServedEntity(name="other", backend="far", model="better", traffic_percentage=50),
+)
+RATED = Experiment(feedback={"rating": "higher"}, unit=("header:x-ab-unit", "user", "conversation", "api_key"))
+
+
 @asynccontextmanager
-async def gateway(*limits: EndpointLimit, **options: Any) -> AsyncIterator[Gateway]:
+async def gateway(
+    *limits: EndpointLimit, served: tuple[ServedEntity, ...] = ONE, **options: Any
+) -> AsyncIterator[Gateway]:
+    """A gateway whose endpoint has an experiment with feedback if there are several served entities."""
     made: list[Gateway] = []
 
     def play(asked: Asked) -> tuple[Step, ...]:
@@ -125,11 +150,12 @@ async def gateway(*limits: EndpointLimit, **options: Any) -> AsyncIterator[Gatew
         }
         quick |= {"health_interval": 3600.0, "failures": 10_000}
         backend = kinds.openai("far", {"url": f"{there.url}/v1"} | quick | options)
-        entity = ServedEntity(name="one", backend="far")
+        experiment = RATED if len(served) > 1 else Experiment()
+        endpoint = Endpoint(served_entities=served, experiment=experiment, aliases=("also",), limits=limits)
         config = Config(
             server=ServerSection(keys_env="DIRECT_KEY", default="chat", mounts=(MINDIE,)),
             backends={"far": {"kind": "openai"}},
-            endpoints={"chat": Endpoint(served_entities=(entity,), aliases=("also",), limits=limits)},
+            endpoints={"chat": endpoint},
         )
         app = create_app(config, {"far": backend})
         async with listening(app) as port:

@@ -37,6 +37,8 @@ HEADERS: dict[str, dict[str, str]] = {
     "another key": {"authorization": "Bearer other"},
     "a trace": {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"},
     "another host": {"host": "example.com"},
+    "a unit": {"x-ab-unit": "a"},
+    "another unit": {"x-ab-unit": "c"},
 }
 
 
@@ -304,18 +306,39 @@ async def test_a_server_that_stops_answers_what_is_on_its_way(
     assert tasks[1:] == ["direct", "handed over", "task"]
 
 
-async def test_an_answer_that_cannot_be_recorded_is_an_error(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError("no space left")
+def cannot(*_: Any) -> None:
+    raise OSError("no space left")
 
+
+async def test_an_answer_that_cannot_be_counted_is_an_error(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
     async with gateway() as there:
         await warm(there)
-        with monkeypatch.context() as patch:
-            patch.setattr(there.app.state.service, "requests", SimpleNamespace(add=fail))
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(there.app.state.service, "ledger_of", lambda _: SimpleNamespace(put=cannot))
             answer = await there.client.post("/v1/chat/completions", json=CHAT)
         assert answer.status_code == 500
         assert "no space" not in answer.text
         await warm(there)
+    (entry,) = [each for each in logs if each["event"] == "request.finished"]
+    assert (entry["outcome"], entry["status"]) == ("internal", 500)
+    assert tasks == ["direct", "direct", "direct"]
+
+
+async def test_what_cannot_be_logged_keeps_no_answer_back(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+    failures: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
+    async with gateway() as there:
+        service = there.app.state.service
+        add = service.requests.add
+        outcomes = iter([cannot, add, add])
+        monkeypatch.setattr(service, "requests", SimpleNamespace(add=lambda each: next(outcomes)(each)))
+        with capture_logs() as logs:
+            answers = await asyncio.gather(
+                *(there.client.post("/v1/chat/completions", json=CHAT) for _ in range(3)),
+            )
+    assert [each.status_code for each in answers] == [200, 200, 200]
+    assert [str(each["exception"]) for each in failures] == ["no space left"]
+    assert [each["outcome"] for each in logs if each["event"] == "request.finished"] == ["ok", "ok"]
     assert tasks == ["direct", "direct", "direct"]
 
 

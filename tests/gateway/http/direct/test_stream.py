@@ -23,6 +23,7 @@ from gateway.server.direct_way import DirectWay
 from tests.faults.upstream import END, STREAM, Close, Hang, Pause, Reset, Step, Wait, chunk, response
 from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, OPENAI, REQUESTS, Form, Request, streamed
 from tests.gateway.http.direct.gateways import WHOLE, Gateway, gateway, warm
+from tests.gateway.http.direct.test_lane import cannot
 from tests.gateway.serving import override
 
 ASKED = CHAT | {"stream": True}
@@ -396,19 +397,18 @@ async def _all(reader: asyncio.StreamReader) -> bytes:
     return bytes(answer)
 
 
-async def test_a_stream_that_cannot_be_recorded_has_no_clean_end(
+async def test_a_stream_that_cannot_be_counted_has_no_clean_end(
     monkeypatch: pytest.MonkeyPatch, tasks: list[str]
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError("no space left")
-
     async with gateway() as there:
         await warm(there)
-        with monkeypatch.context() as patch:
-            patch.setattr(there.app.state.service, "requests", SimpleNamespace(add=fail))
+        with monkeypatch.context() as patch, capture_logs() as logs:
+            patch.setattr(there.app.state.service, "ledger_of", lambda _: SimpleNamespace(put=cannot))
             there.steps[:] = [STEPS]
             answer = await there.client.post("/v1/chat/completions", json=ASKED)
         assert answer.status_code == 500 or b'"error"' in answer.content
         assert b"DONE" not in answer.content
         await there.settled()
+    (entry,) = [each for each in logs if each["event"] == "request.finished"]
+    assert entry["outcome"] == "internal"
     assert tasks == ["direct", "direct"]

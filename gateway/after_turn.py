@@ -1,0 +1,40 @@
+"""Work that no answer waits for: it is done at the end of the event loop's turn, when the turn's answers have left.
+
+Code that runs several times in a row takes a third of the time that it takes between other code, as the processor still
+has it in its caches. So what ended requests leave to do is done for all requests of a turn together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class AfterTurn:
+    """The calls that the present turn has left. A process that is killed loses them."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], None]] = []
+
+    def add(self, call: Callable[[], None], *, at_once: bool = False) -> None:
+        """Make a call at the turn's end, or at once. If it fails, that is logged."""
+        if at_once:
+            _make(call)
+            return
+        self._calls.append(call)
+        if len(self._calls) == 1:
+            asyncio.get_running_loop().call_soon(self.make)
+
+    def make(self) -> None:
+        """Make the calls."""
+        calls, self._calls = self._calls, []
+        for call in calls:
+            _make(call)
+
+
+def _make(call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception as error:  # what this request cannot do, others can
+        context = {"message": "an ended request was not logged", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
