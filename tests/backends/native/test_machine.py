@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import platform
 import subprocess
@@ -9,7 +11,7 @@ import sys
 
 import pytest
 
-from backends.native.machine import available_memory, physical_cores
+from backends.native.machine import available_memory, physical_cores, use_huge_pages
 
 
 def test_there_are_physical_cores() -> None:
@@ -35,3 +37,18 @@ first = faults()
 assert faults() < first / 10, (first, faults())
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_memory_in_huge_pages_is_what_it_was() -> None:
+    size = 2**23
+    with mmap.mmap(-1, size) as memory:
+        memory[:] = bytes(range(256)) * (size // 256)
+        first = ctypes.c_char.from_buffer(memory)
+        # The system may have none free, or none at all.
+        assert use_huge_pages(ctypes.addressof(first) + 100, size // 2) in {True, False}
+        del first
+        assert memory[:] == bytes(range(256)) * (size // 256)
+
+
+def test_memory_that_is_not_mapped_is_not_put_into_huge_pages() -> None:
+    assert not use_huge_pages(0, 2**21)

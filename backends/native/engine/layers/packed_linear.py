@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from backends.native.engine.attention.interface import text_part
 from backends.native.engine.kernels.gemv import BLOCK, SkinnyGemm
 from backends.native.engine.layers.fusion import alike, replace_modules
+from backends.native.machine import use_huge_pages
 
 # oneDNN chooses its order for so many rows; other numbers of rows work with it, too.
 _ROWS = 32
@@ -43,6 +44,8 @@ _ROUNDINGS = {torch.float32: 32, torch.bfloat16: 4}
 # Rows of all experts whose activation is computed at once, which is up to a third faster for few. Of more an expert's
 # are still in the cache when its own follows.
 _MOST_GATED_TOGETHER = 512
+# Bytes of a weight from which on it is put into huge pages.
+_LEAST_IN_HUGE_PAGES = 2**20
 
 
 class PackedWeight(NamedTuple):
@@ -83,6 +86,12 @@ class PackedLinear(nn.Module):
                 return
         self._packed = _reordered(weight)
         self.skinny_gemm = SkinnyGemm.of(weight, self._packed, self.bias)
+
+    def settle(self) -> None:
+        """Put the weight into huge pages, once unpacked ones are freed; it is read a tenth faster (measured)."""
+        size = torch.ops.mkldnn._nbytes(self._packed)  # noqa: SLF001
+        if size >= _LEAST_IN_HUGE_PAGES:
+            use_huge_pages(torch.ops.mkldnn.data_ptr(self._packed), size)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -248,6 +257,10 @@ def pack_linears(model: Any, least: int | None = None) -> None:
         return PackedLinear(module) if fits else None
 
     replace_modules(model, pack)
+    for module in model.modules():
+        for layer in module.layers if isinstance(module, PackedExperts) else (module,):
+            if isinstance(layer, PackedLinear):
+                layer.settle()
 
 
 def _layers_whose_weight_is_read(kind: Any) -> frozenset[str]:

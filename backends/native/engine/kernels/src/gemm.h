@@ -49,18 +49,19 @@ constexpr int strip(int rows) {
 
 // sums[ROWS, PARTS] += inputs[ROWS, count words] by weight[count, PARTS]; `stride` words lie between rows.
 //
-// Prefetches `lines` cache lines a word, from `ahead` on.
+// Prefetches `lines` cache lines from `ahead` on, evenly over the words: memory rests between bursts.
 template <class Dot, int ROWS>
 void add_tile(const uint32_t* inputs, long stride, const words* weight, long count, floats* sums, const char* ahead,
               long lines) {
   constexpr int WIDE = strip(ROWS);
+  long due = 0;  // in parts of a line, `count` of which are one
   for (int first = 0; first < PARTS; first += WIDE) {
     floats sum[ROWS][WIDE];
     for (int row = 0; row < ROWS; row++)
       for (int part = 0; part < WIDE; part++) sum[row][part] = sums[row * PARTS + first + part];
     for (long k = 0; k < count; k++) {
       if (first == 0)
-        for (long line = 0; line < lines; line++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+        for (due += lines; due >= count; due -= count, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
       for (int row = 0; row < ROWS; row++) {
         const words input = words{} + inputs[row * stride + k];
         for (int part = 0; part < WIDE; part++)
@@ -79,7 +80,7 @@ template <class Dot>
 void add_rows(const uint32_t* inputs, long stride, const u32x16* weight, long count, f32x16* sums, long rows,
               const u32x16* ahead = nullptr, long coming = 0) {
   for (long tiles = (rows + TILE - 1) / TILE; tiles; tiles--) {
-    const long tile = (rows + tiles - 1) / tiles, lines = (coming + tiles * count - 1) / (tiles * count);
+    const long tile = (rows + tiles - 1) / tiles, lines = (coming + tiles - 1) / tiles;
     const auto* from = reinterpret_cast<const words*>(weight);
     const auto* next = reinterpret_cast<const char*>(ahead);
     auto* to = reinterpret_cast<floats*>(sums);
@@ -92,7 +93,7 @@ void add_rows(const uint32_t* inputs, long stride, const u32x16* weight, long co
       case 6: add_tile<Dot, 6>(inputs, stride, from, count, to, next, lines); break;
     }
     rows -= tile, inputs += tile * stride, sums += tile * VECTORS;
-    ahead += lines * count, coming = std::max(0L, coming - lines * count);
+    ahead += lines, coming -= lines;
   }
 }
 
