@@ -96,11 +96,18 @@ class Upstream(BaseHTTPRequestHandler):
             self.close_connection = True
 
 
+class Server(ThreadingHTTPServer):
+    """Takes the connections of all workers' first health checks at once."""
+
+    # The default is 5: what is above waits a second for the next try (TCP), and meanwhile an arm counts as loading.
+    request_queue_size = 128
+    daemon_threads = True
+
+
 @pytest.fixture
 def port() -> Iterator[int]:
     """Of a running upstream."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Upstream)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", 0), Upstream)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield server.server_port
