@@ -11,6 +11,7 @@
 // both factors are widened before: the rows once, the weight a piece at a time. A row's sums are the same either way.
 #pragma once
 
+#include <type_traits>
 #include <vector>
 
 #include "dot.h"
@@ -23,6 +24,8 @@ constexpr long VECTORS = BLOCK / LANES;  // vectors of one block
 constexpr long PADDED = 16;              // words to whose multiple a block's inputs are padded
 constexpr long TILE = 6;                 // rows whose sums stay in registers
 constexpr long K_PIECE = 128;            // words of a weight's block between turns of tiles
+constexpr long SHORT_PIECE = 16;         // the same for up to SHORT_ROWS rows
+constexpr long SHORT_ROWS = 10;          // two tiles, which leave memory no time to rest between short turns
 constexpr long LINE = sizeof(u32x16);    // bytes of a cache line
 constexpr long WIDENED_PIECE = 32;       // the same where the weight is widened, which doubles it (16 KB)
 constexpr long DISTANCE = 8192;          // bytes that a single turn prefetches ahead
@@ -49,8 +52,9 @@ constexpr int strip(int rows) {
 
 // sums[ROWS, PARTS] += inputs[ROWS, count words] by weight[count, PARTS]; `stride` words lie between rows.
 //
-// Prefetches `lines` cache lines from `ahead` on, evenly over the words: memory rests between bursts.
-template <class Dot, int ROWS>
+// Prefetches `lines` cache lines from `ahead` on, evenly over the words: memory rests between bursts. `EACH`: how many
+// beside each word where that is a whole number, else 0; a loop for them would take longer than the products.
+template <class Dot, int ROWS, int EACH>
 void add_tile(const uint32_t* inputs, long stride, const words* weight, long count, floats* sums, const char* ahead,
               long lines) {
   constexpr int WIDE = strip(ROWS);
@@ -60,8 +64,11 @@ void add_tile(const uint32_t* inputs, long stride, const words* weight, long cou
     for (int row = 0; row < ROWS; row++)
       for (int part = 0; part < WIDE; part++) sum[row][part] = sums[row * PARTS + first + part];
     for (long k = 0; k < count; k++) {
-      if (first == 0)
-        for (due += lines; due >= count; due -= count, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+      if (first == 0) {
+        for (int line = 0; line < EACH; line++, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+        if (!EACH)
+          for (due += lines; due >= count; due -= count, ahead += LINE) __builtin_prefetch(ahead, 0, 2);
+      }
       for (int row = 0; row < ROWS; row++) {
         const words input = words{} + inputs[row * stride + k];
         for (int part = 0; part < WIDE; part++)
@@ -84,13 +91,22 @@ void add_rows(const uint32_t* inputs, long stride, const u32x16* weight, long co
     const auto* from = reinterpret_cast<const words*>(weight);
     const auto* next = reinterpret_cast<const char*>(ahead);
     auto* to = reinterpret_cast<floats*>(sums);
+    const auto add = [&](auto tiled) {
+      constexpr int ROWS = decltype(tiled)::value;
+      // Here the loop is faster: one and two rows run so far ahead of their products that they get in memory's way.
+      if constexpr (ROWS <= 2) return add_tile<Dot, ROWS, 0>(inputs, stride, from, count, to, next, lines);
+      const auto with = lines == VECTORS * count       ? add_tile<Dot, ROWS, VECTORS>
+                        : 2 * lines == VECTORS * count ? add_tile<Dot, ROWS, VECTORS / 2>
+                                                       : add_tile<Dot, ROWS, 0>;
+      with(inputs, stride, from, count, to, next, lines);
+    };
     switch (tile) {
-      case 1: add_tile<Dot, 1>(inputs, stride, from, count, to, next, lines); break;
-      case 2: add_tile<Dot, 2>(inputs, stride, from, count, to, next, lines); break;
-      case 3: add_tile<Dot, 3>(inputs, stride, from, count, to, next, lines); break;
-      case 4: add_tile<Dot, 4>(inputs, stride, from, count, to, next, lines); break;
-      case 5: add_tile<Dot, 5>(inputs, stride, from, count, to, next, lines); break;
-      case 6: add_tile<Dot, 6>(inputs, stride, from, count, to, next, lines); break;
+      case 1: add(std::integral_constant<int, 1>()); break;
+      case 2: add(std::integral_constant<int, 2>()); break;
+      case 3: add(std::integral_constant<int, 3>()); break;
+      case 4: add(std::integral_constant<int, 4>()); break;
+      case 5: add(std::integral_constant<int, 5>()); break;
+      case 6: add(std::integral_constant<int, 6>()); break;
     }
     rows -= tile, inputs += tile * stride, sums += tile * VECTORS;
     ahead += lines, coming -= lines;
@@ -157,7 +173,8 @@ void multiply(const void* input, const void* packed, const void* bias, const voi
 #endif
   const bool in_float32 = Dot::PER_WORD > 1 && multiplies_in_float32(), widens = in_float32 && rows > TILE;
   const long length = inputs / Dot::PER_WORD, padded = (length + PADDED - 1) / PADDED * PADDED;
-  const long piece = widens ? WIDENED_PIECE : rows > TILE ? K_PIECE : length;
+  const bool shorter = rows <= SHORT_ROWS && !widens;
+  const long piece = widens ? WIDENED_PIECE : !shorter ? K_PIECE : rows > TILE ? SHORT_PIECE : length;
   // Every thread widens all rows, which takes less time than to wait for the others.
   static thread_local std::vector<float> widened;
   if (widens) {
@@ -171,7 +188,7 @@ void multiply(const void* input, const void* packed, const void* bias, const voi
     const u32x16* weight = static_cast<const u32x16*>(packed) + first / BLOCK * padded * VECTORS;
     for (long k = 0; k < length; k += piece) {
       const long count = std::min(piece, length - k);
-      const u32x16 *now = weight + k * VECTORS, *ahead = now + (rows > TILE ? count * VECTORS : DISTANCE / LINE);
+      const u32x16 *now = weight + k * VECTORS, *ahead = now + (shorter ? DISTANCE / LINE : count * VECTORS);
       if (widens) {
         f32x16 floats[2 * WIDENED_PIECE * VECTORS];
         widen_pairs(now, floats, count);
