@@ -46,8 +46,10 @@ def function(library: str, symbol: str) -> Function | None:
     if loaded is None:
         return None
     found: Any = getattr(loaded, symbol)
-    # Without `argtypes` ctypes would pass Python integers as C ints and cut addresses to 32 bits.
-    found.restype, *found.argtypes = signature
+    # Once: every layer asks in every step, and the library keeps the object.
+    if found.argtypes is None:
+        # Without `argtypes` ctypes would pass Python integers as C ints and cut addresses to 32 bits.
+        found.restype, *found.argtypes = signature
     return found  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ from backends.native.engine.attention.interface import NAME, text_part
 from backends.native.engine.layers.fused_attention import FusedAttention
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fused_mlp import FusedMLP
-from backends.native.engine.layers.fused_norm import FusedNorm
+from backends.native.engine.layers.fused_norm import FusedCenteredNorm, FusedNorm
 from backends.native.engine.layers.fused_residuals import FusedResiduals, chain
 from backends.native.engine.layers.fusion import replace_modules
 
@@ -29,7 +29,7 @@ def fuse_layers(model: Any, longest: int, *, join: bool = True) -> None:
     # Before `FusedAttention.of`, which probes modules by our attention function.
     text.set_attn_implementation(NAME)
     fuse_modules(text, longest, join=join)
-    replace_modules(model, FusedNorm.of)
+    _fuse_norms(model)
 
 
 @torch.inference_mode()
@@ -45,7 +45,12 @@ def fuse_modules(parent: Any, longest: int, *, join: bool = True) -> None:
     # not have.
     replace_modules(parent, partial(FusedAttention.of, longest=longest, join=join))
     replace_modules(parent, partial(FusedMLP.of, join=join))
-    replace_modules(parent, FusedNorm.of)
+    _fuse_norms(parent)
+
+
+def _fuse_norms(parent: Any) -> None:
+    for kind in (FusedNorm, FusedCenteredNorm):
+        replace_modules(parent, kind.of)
 
 
 def fuse_decoder_layers(model: Any) -> None:

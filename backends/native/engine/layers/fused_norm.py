@@ -1,6 +1,7 @@
 """RMS norms as one compiled routine (`src/rms_norm.h`, `triton_layers`) instead of seven torch operations.
 
-A norm is replaced if it computes what that routine computes; one with another formula (Gemma's) stays.
+A norm is replaced if it computes what that routine computes, or, on CPUs, what Gemma's module does: there the weight is
+how far a factor is from 1, and a product is rounded once.
 """
 
 from __future__ import annotations
@@ -49,7 +50,44 @@ class FusedNorm(nn.Module):
         return normed
 
 
-def _is_equal(norm: Any, fused: FusedNorm, weight: Tensor) -> bool:
+class FusedCenteredNorm(nn.Module):
+    """Replaces a norm that multiplies `x / sqrt(mean(x²) + epsilon)` by 1 + its weight and rounds the product."""
+
+    def __init__(self, norm: Any, routine: Routine) -> None:
+        super().__init__()
+        self.norm = norm
+        self._factors: Tensor = 1.0 + norm.weight.float()
+        self._dtype = norm.weight.dtype
+        self._epsilon: float = norm.eps
+        self._rms_norm = routine
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, module: Any) -> Self | None:
+        """A replacement for `module`; None if it is no such norm, or nothing was compiled."""
+        # Gemma's norm and its copies have `eps`, as many other modules do, and `_norm`.
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor) or weight.dim() != 1 or not hasattr(module, "_norm"):
+            return None
+        if (
+            not isinstance(getattr(module, "eps", None), float)
+            or len(inspect.signature(module.forward).parameters) != 1
+        ):
+            return None
+        routine = find_routine("rms_norm_once", weight.device, weight.dtype)
+        fused = cls(module, routine) if routine else None
+        return fused if fused and _is_equal(module, fused, weight) else None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., width] to the same."""
+        if rows.dtype != self._dtype or rows.shape[-1] != len(self._factors):  # the routine does not check
+            normed: Tensor = self.norm(rows)
+        else:
+            normed = self._rms_norm(rows.contiguous(), self._factors, self._epsilon)
+        return normed
+
+
+def _is_equal(norm: Any, fused: FusedNorm | FusedCenteredNorm, weight: Tensor) -> bool:
     """Whether both give the same for an ordinary row, and for one so small that epsilon counts."""
     rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [1e-3]])
     rows = rows.to(weight.device, weight.dtype)

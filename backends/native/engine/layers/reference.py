@@ -13,6 +13,11 @@ def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return weight * (numbers * (numbers.square().mean(-1, keepdim=True) + epsilon).rsqrt()).to(rows.dtype)
 
 
+def rms_norm_once(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Norm [..., width] rows by a weight in float32, as Gemma's module does: rounded once."""
+    return rms_norm(rows.float(), weight, epsilon).to(rows.dtype)
+
+
 def add_rms_norm(rows: Tensor, added: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The sum of two tensors [..., width], and its norm."""
     total = rows + added

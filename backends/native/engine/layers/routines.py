@@ -79,6 +79,7 @@ def _gate(compiled: Function) -> Routine:
 
 _ON_CPU: dict[str, tuple[str, str, Callable[[Function], Routine]]] = {
     "rms_norm": ("fused_norm", "rms_norm", _norm),
+    "rms_norm_once": ("fused_norm", "rms_norm_once", _norm),
     "rotate_and_store": ("fused_attention", "rotate_and_store", _rotation),
     "silu_and_mul": ("fused_mlp", "silu_and_mul", _gate),
     "gelu_and_mul": ("fused_mlp", "gelu_and_mul", _gate),

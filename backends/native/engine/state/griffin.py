@@ -1,12 +1,13 @@
 """The recurrent block of Griffin (arXiv 2402.19427; RecurrentGemma) with states from outside.
 
 transformers' block keeps its states as attributes, for one batch at a time, and its convolution sees no inputs before a
-chunk. Its projections and its gated linear recurrence are called as they are.
+chunk. Its projections are called as they are, and so is its gated linear recurrence but for decode, where both gates
+are one product and nothing is reset.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from backends.native.engine.state.step import StateView
 
 BLOCK = "RecurrentGemmaRecurrentBlock"
 """The name of transformers' class."""
+_KEPT = "interlingua_gates"
 
 
 def forward(module: Any, states: StateView, input_states: Tensor, position_ids: Tensor) -> tuple[Tensor, None]:
@@ -24,12 +26,55 @@ def forward(module: Any, states: StateView, input_states: Tensor, position_ids: 
     layer = module.layer_idx
     gate = module.act_fn(module.linear_y(input_states))
     convolved = _convolve(module, states, module.linear_x(input_states).transpose(1, 2))
-    recurrence = module.rg_lru
-    recurrence.recurrent_states = states.get_recurrent_state(layer)
+    recurrence, before = module.rg_lru, states.get_recurrent_state(layer)
+    if before is not None and convolved.shape[-1] == 1:
+        outputs = _recur(recurrence, convolved[..., 0], before).unsqueeze(1)
+        states.update_recurrent_state(before, layer)
+        return module.linear_out(outputs * gate), None
+    recurrence.recurrent_states = before
     outputs = recurrence(convolved.transpose(1, 2), position_ids)
     states.update_recurrent_state(recurrence.recurrent_states, layer)
     recurrence.recurrent_states = None
     return module.linear_out(outputs * gate), None
+
+
+class _Gates(NamedTuple):
+    """Of a gated linear recurrence: input gates before recurrence gates.
+
+    Attributes:
+        weight: [heads, width of a head, 2 * width of a head].
+        bias: [heads, 1, 2 * width of a head].
+        rate: [channels], by which recurrence gates are multiplied.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    rate: Tensor
+
+    @classmethod
+    def of(cls, recurrence: Any) -> _Gates:
+        """Those of a module, made at their first use."""
+        found: _Gates | None = getattr(recurrence, _KEPT, None)
+        if found is None:
+            weight = torch.cat([recurrence.input_gate_weight, recurrence.recurrent_gate_weight], dim=-1)
+            bias = torch.cat([recurrence.input_gate_bias, recurrence.recurrent_gate_bias], dim=-1)
+            found = cls(
+                weight.detach(), bias.detach().unsqueeze(1), functional.softplus(recurrence.recurrent_param).detach()
+            )
+            setattr(recurrence, _KEPT, found)
+        return found
+
+
+def _recur(recurrence: Any, inputs: Tensor, state: Tensor) -> Tensor:
+    """The outputs [sequences, channels] for one token of each sequence; `state`, likewise, is moved on in place."""
+    gates = _Gates.of(recurrence)
+    rows, (heads, width, _) = len(inputs), gates.weight.shape
+    joined = torch.baddbmm(gates.bias, inputs.reshape(rows, heads, width).transpose(0, 1), gates.weight).sigmoid_()
+    into, kept = (each.transpose(0, 1).reshape(rows, -1) for each in joined.chunk(2, dim=-1))
+    logarithm = (-8.0 * kept).mul_(gates.rate)
+    normal = (1 - torch.exp(2 * logarithm)).sqrt_()
+    state.mul_(logarithm.exp_()).add_((inputs * into).mul_(normal))
+    return state.to(inputs.dtype)
 
 
 def _convolve(module: Any, states: StateView, inputs: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ Such modules are found by what their code calls, not by their class. Outside of 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ def separate_sequences(model: Any) -> bool:
             module.layer_idx = index
         if not hasattr(module, _MARK):
             setattr(module, _MARK, True)
-            module.forward = partial(_forward, module, _own_forward(module), inspect.signature(module.forward))
+            module.forward = _Separated(module).forward
     return bool(mixers)
 
 
@@ -69,35 +69,45 @@ def _own_forward(module: Any) -> Callable[..., Any]:
     return with_functions(forward, found) if found else forward
 
 
-def _forward(module: Any, own: Callable[..., Any], signature: inspect.Signature, *args: Any, **kwargs: Any) -> Any:
-    groups = current_groups()
-    if groups is None:
-        return own(*args, **kwargs)
-    report_progress()
-    bound = signature.bind(*args, **kwargs).arguments
-    arguments = bound | bound.pop("kwargs", {})  # those that the signature does not name
-    # Masks hide padding, which a group does not have.
-    masks = {name: None for name in signature.parameters if "mask" in name}
-    tokens = sum(work.count for group in groups for work in group.works)
-    outputs = []
-    for group in groups:
-        part = {name: _select(value, group, tokens) for name, value in arguments.items() if "mask" not in name}
-        with adapting(group.works):
-            outputs.append(_call(module, own, group.states, signature.parameters, part | masks))
-        group.states.write_back()
-    return _join(outputs, groups, tokens)
+class _Separated:
+    """A module that keeps state, called once for each group of a step's sequences.
 
+    What does not change between steps is found once.
+    """
 
-def _call(
-    module: Any, own: Callable[..., Any], states: StateView, parameters: Collection[str], arguments: dict[str, Any]
-) -> Any:
-    """Call a module for one group of sequences."""
-    if type(module).__name__ == griffin.BLOCK:
-        return griffin.forward(module, states, arguments["input_states"], arguments["position_ids"])
-    scans = selective_scan.NAME in _names_in(module)
-    forward = selective_scan.starting_from(states, module, own) if scans else own
-    cache = next(name for name in _CACHE_NAMES if name in parameters)
-    return forward(**arguments | {cache: states})
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        parameters = inspect.signature(module.forward).parameters
+        self._names = tuple(parameters)
+        # Masks hide padding, which a group does not have.
+        self._masks = {name: None for name in parameters if "mask" in name}
+        self._griffin = type(module).__name__ == griffin.BLOCK
+        self._cache = "" if self._griffin else next((name for name in _CACHE_NAMES if name in parameters), "")
+        self._scans = selective_scan.NAME in _names_in(module)
+        self._own = _own_forward(module)
+        selective_state.keep_decay(module)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        groups = current_groups()
+        if groups is None:
+            return self._own(*args, **kwargs)
+        report_progress()
+        arguments = dict(zip(self._names, args, strict=False)) | kwargs
+        tokens = sum(len(group.works) * group.works[0].count for group in groups)
+        outputs = []
+        for group in groups:
+            part = {name: _select(value, group, tokens) for name, value in arguments.items() if "mask" not in name}
+            with adapting(group.works):
+                outputs.append(self._call(group.states, part))
+            group.states.write_back()
+        return _join(outputs, groups, tokens)
+
+    def _call(self, states: StateView, arguments: dict[str, Any]) -> Any:
+        """Call the module for one group of sequences."""
+        if self._griffin:
+            return griffin.forward(self._module, states, arguments["input_states"], arguments["position_ids"])
+        own = selective_scan.starting_from(states, self._module, self._own) if self._scans else self._own
+        return own(**arguments | self._masks | {self._cache: states})
 
 
 def _select(value: Any, group: Group, tokens: int) -> Any:

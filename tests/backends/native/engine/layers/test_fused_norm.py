@@ -9,8 +9,9 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from backends.native.engine.kernels import jit
-from backends.native.engine.layers.fused_norm import FusedNorm
+from backends.native.engine.layers.fused_norm import FusedCenteredNorm, FusedNorm
 from backends.native.engine.layers.fusion import replace_modules
+from tests.backends.native.engine.kernels.compilers import needs_compiler
 
 pytestmark = pytest.mark.torch
 DTYPES = [(torch.float32, 2**-21), (torch.bfloat16, 2**-8)]
@@ -68,6 +69,7 @@ def test_rows_of_another_precision_are_left_to_the_module() -> None:
     assert torch.equal(of(plain)(rows), plain(rows))
 
 
+@needs_compiler
 def test_other_formulas_stay() -> None:
     class Centred(LlamaRMSNorm):
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -77,12 +79,46 @@ def test_other_formulas_stay() -> None:
         def forward(self, rows: torch.Tensor) -> torch.Tensor:
             return self.weight * rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True))
 
+    class Uncentered(GemmaRMSNorm):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self._norm(rows.float()) * self.weight
+
     gemma = GemmaRMSNorm(32)
     gemma.variance_epsilon = gemma.eps
-    model = nn.Sequential(Centred(32), Careless(32), gemma, nn.LayerNorm(32), norm(32).half(), nn.Linear(32, 32))
+    others = [Uncentered(32), nn.LayerNorm(32), norm(32).half(), nn.Linear(32, 32), nn.BatchNorm2d(32)]
+    model = nn.Sequential(Centred(32), Careless(32), gemma, *others)
     kinds = [type(part) for part in model]
     replace_modules(model, FusedNorm.of)
     assert [type(part) for part in model] == kinds
+    kinds[2] = FusedCenteredNorm
+    replace_modules(model, FusedCenteredNorm.of)
+    assert [type(part) for part in model] == kinds
+
+
+@torch.inference_mode()
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 64), (7, 896), (2, 5, 7), (0, 64)])
+def test_norms_of_gemma(dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    plain, rows = GemmaRMSNorm(shape[-1]), torch.randn(shape).to(dtype)
+    plain.weight.data.normal_()
+    fused = FusedCenteredNorm.of(plain.to(dtype))
+    assert fused is not None
+    torch.testing.assert_close(fused(rows), plain(rows), rtol=tolerance, atol=tolerance)
+    assert torch.equal(fused(rows.double()), plain(rows.double()))  # left to the module
+    plain.weight.data.add_(1.0)
+    if rows.numel():
+        assert not torch.allclose(fused(rows), plain(rows), rtol=tolerance, atol=tolerance)
+
+
+@torch.inference_mode()
+def test_another_center_is_not_gemmas() -> None:
+    class Other(GemmaRMSNorm):
+        def forward(self, rows: torch.Tensor) -> torch.Tensor:
+            return self._norm(rows) * (1.01 + self.weight)
+
+    assert FusedCenteredNorm.of(Other(32)) is None
 
 
 def test_without_a_compiler_norms_stay(monkeypatch: pytest.MonkeyPatch) -> None:
