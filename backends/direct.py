@@ -87,6 +87,10 @@ class DirectExchange(Protocol):
         """Send nothing."""
         ...
 
+    def get_ready(self) -> None:
+        """Make what reads a stream, for which the server does not wait: it was asked already."""
+        ...
+
     def pause(self) -> None:
         """Wait for nothing more of a stream: its sink is full."""
         ...

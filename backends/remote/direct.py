@@ -99,6 +99,11 @@ class RemoteExchange:
         """Send nothing."""
         self._begun.put_back()
 
+    def get_ready(self) -> None:
+        """Make what reads a stream."""
+        assert self._stream is not None
+        self._stream.get_ready()
+
     def pause(self) -> None:
         """Wait for nothing more of a stream."""
         assert self._stream is not None

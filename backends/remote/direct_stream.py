@@ -61,6 +61,7 @@ class DirectStream(AnswerDecoder):
         "_count_framed",
         "_counts",
         "_find_texts",
+        "_fresh",
         "_idle",
         "_make_decoder",
         "_passed_by",
@@ -77,10 +78,11 @@ class DirectStream(AnswerDecoder):
         idle: float,
         counts: Counts,
     ) -> None:
-        super().__init__(make_decoder())
+        super().__init__()
         self._begun = begun
         self._connection = begun.connection
         self._make_decoder = make_decoder
+        self._fresh: StreamDecoder | None = None  # has read nothing
         self._sink = sink
         self._attempt = attempt
         self._idle = idle
@@ -102,6 +104,10 @@ class DirectStream(AnswerDecoder):
         elif events:
             self._begin(events)
 
+    def get_ready(self) -> None:
+        """Make the decoder, which is else made when the answer comes."""
+        self._fresh = self._make_decoder()
+
     def pause(self) -> None:
         """Wait for nothing more."""
         self._connection.listen(self._read, None)
@@ -120,13 +126,12 @@ class DirectStream(AnswerDecoder):
         """The events of the answer's first bytes; None: they are for a task."""
         if not data:
             return ()
+        self._decoder, self._fresh = self._fresh or self._make_decoder(), None
         try:
-            events = self._decoder.feed(data)
+            # Without events a new decoder gets these bytes again, with more behind them.
+            return self._decoder.feed(data)
         except Exception:  # whatever it is, the task finds it, too
             return None
-        if not events:
-            self._decoder = self._make_decoder()  # which gets these bytes again, with more behind them
-        return events
 
     def _begin(self, events: Events) -> None:
         try:

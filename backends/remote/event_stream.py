@@ -18,19 +18,16 @@ from schemas.ir import Delta, Events
 
 
 class AnswerDecoder:
-    """Decodes the body of one streamed answer.
-
-    Args:
-        decoder: of the response's protocol.
+    """Decodes the body of one streamed answer. A subclass sets `_decoder`, of the response's protocol.
 
     Attributes:
         failure: of bytes behind events that were returned.
     """
 
     __slots__ = ("_decoder", "failure")
+    _decoder: StreamDecoder
 
-    def __init__(self, decoder: StreamDecoder) -> None:
-        self._decoder = decoder
+    def __init__(self) -> None:
         self.failure: GatewayError | None = None
 
     def decode(self, data: bytes) -> Events:
@@ -73,7 +70,8 @@ class EventStream(AnswerDecoder):
     __slots__ = ("_idle", "_loop", "_response", "_run", "_sink", "_until")
 
     def __init__(self, response: Response, decoder: StreamDecoder, idle: float) -> None:
-        super().__init__(decoder)
+        super().__init__()
+        self._decoder = decoder
         self._response = response
         self._idle = idle
         self._loop = asyncio.get_running_loop()

@@ -20,7 +20,7 @@ from gateway.storage.slot import Slot
 from schemas.errors import Quota, RateLimited
 
 _RUNNING_ROWS = 1 << 10
-_LATEST = 0.05
+_LATEST = 0.005
 """Seconds after which a correction is counted if no request comes. A killed worker loses what it has not counted."""
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
@@ -62,6 +63,7 @@ class DirectRequest:
         account: of the request, which is routed.
         codec: of its protocol.
         exchange: with the server.
+        headers: the request's, by lower-case name.
 
     Attributes:
         streams: whether a stream has begun: nothing is to be handed over any more.
@@ -69,12 +71,16 @@ class DirectRequest:
 
     streams = False
 
-    __slots__ = ("_account", "_client", "_codec", "_exchange", "_reply")
+    __slots__ = ("_account", "_client", "_codec", "_exchange", "_headers", "_is_ready", "_limits", "_reply")
 
-    def __init__(self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange) -> None:
+    def __init__(
+        self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange, headers: Mapping[str, str]
+    ) -> None:
         self._account = account
         self._codec = codec
         self._exchange = exchange
+        self._headers = headers
+        self._is_ready = False  # for the answer
 
     def send(self, client: DirectClient) -> None:
         """Send the request, and its answer to the client once it is there."""
@@ -85,6 +91,7 @@ class DirectRequest:
         service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
         self._account.stage = "generate"
         self._ask()
+        service.after_turn.add(self._get_ready_early)  # while the server works
 
     def hand_over(self) -> tuple[RequestAccount, Wrap]:
         """Leave the request to a task.
@@ -102,6 +109,7 @@ class DirectRequest:
         if account.exposure is None:
             account.plan = None
         account.stage = "read"
+        self._is_ready = True  # the task does all of it
         return account, self._exchange.hand_over()
 
     # --- backends.direct.WholeSink ----------------------------------------------------------------------------------
@@ -112,6 +120,7 @@ class DirectRequest:
         assert isinstance(account.request, Generate)
         since = monotonic() - account.began
         try:
+            self._get_ready()
             # The first event is the last one, too.
             reply = self._codec.encode(
                 account.request, replace(answer, token_ids=token_ids, timings=Timings(since, since))
@@ -141,6 +150,23 @@ class DirectRequest:
         self._client.go_on()
 
     # --- for subclasses ---------------------------------------------------------------------------------------------
+
+    def _get_ready(self) -> None:
+        """Do what the answer needs, but not the server, unless it is done. It may fail, and be done again."""
+        if self._is_ready:
+            return
+        account = self._account
+        assert account.request is not None
+        assert account.plan is not None
+        quotas = account.quotas
+        self._limits = b"".join([b"%b: %b\r\n" % each for each in self._codec.limit_headers(quotas)]) if quotas else b""
+        if account.plan.has_experiment:
+            account.exposure = account.service.experiments.enter(account.request, account.plan, self._headers)
+        self._is_ready = True
+
+    def _get_ready_early(self) -> None:
+        with suppress(Exception):  # whatever it is, the answer finds it, too
+            self._get_ready()
 
     def _ask(self) -> None:
         self._exchange.send(RequestObserver(self._account), self)
@@ -175,7 +201,4 @@ class DirectRequest:
         assert target is not None
         own = "".join([f"{name}: {value}\r\n" for name, value in more]) if more else ""
         size = f"content-length: {length}\r\n" if length >= 0 else ""
-        fields = (_FIELDS % (media_type, account.request_id, own, size, target.entity.name)).encode()
-        if not account.quotas:
-            return fields
-        return fields + b"".join([b"%b: %b\r\n" % each for each in self._codec.limit_headers(account.quotas)])
+        return (_FIELDS % (media_type, account.request_id, own, size, target.entity.name)).encode() + self._limits

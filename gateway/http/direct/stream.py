@@ -24,6 +24,15 @@ class StreamedRequest(DirectRequest):
 
     __slots__ = ("_encoder", "_send", "_times", "_write_run", "full", "streams")
 
+    def _get_ready(self) -> None:
+        if self._is_ready:
+            return
+        request = self._account.request
+        assert isinstance(request, Generate)
+        self._encoder = self._codec.encoder(request)
+        self._exchange.get_ready()
+        super()._get_ready()
+
     def _ask(self) -> None:
         self.full = self.streams = False
         self._times: list[float] = []  # of outputs that are still to be counted
@@ -66,7 +75,8 @@ class StreamedRequest(DirectRequest):
         account = self._account
         assert isinstance(account.request, Generate)
         try:
-            encoder = self._codec.encoder(account.request)
+            self._get_ready()
+            encoder = self._encoder
             data = encoder.feed(events)
         except Exception:  # whatever it is, the task finds it, too
             return False
@@ -74,7 +84,6 @@ class StreamedRequest(DirectRequest):
             return False
         account.first_event = monotonic() - account.began
         account.stage = "stream"
-        self._encoder = encoder
         self._note(events)
         account.status = 200
         self._send = self._client.open(self._fields(encoder.media_type, encoder.headers), _chunk(data))

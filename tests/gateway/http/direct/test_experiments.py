@@ -43,6 +43,30 @@ async def test_requests_of_an_experiment_have_no_task(asked: Request, tasks: lis
     assert tasks == ["direct"] * 3
 
 
+@pytest.mark.parametrize("play", ["whole", "500", "stream"])
+async def test_what_the_answer_needs_is_done_once_before_or_with_it(
+    play: str, monkeypatch: pytest.MonkeyPatch, tasks: list[str]
+) -> None:
+    asked, steps = (streamed(OPENAI), STEPS) if play == "stream" else (OPENAI, PLAYS[play])
+    found = []
+    for is_early in (True, False):
+        async with gateway(served=ARMS) as there:
+            after_turn = there.app.state.service.after_turn
+            if not is_early:
+                add = after_turn.add
+
+                def late(call: Any, *, at_once: bool = False, add: Any = add) -> None:
+                    if call.__name__ != "_get_ready_early":
+                        add(call, at_once=at_once)
+
+                monkeypatch.setattr(after_turn, "add", late)
+            await there.turn(asked, UNITS["one"], steps)
+            found.append(counts(there))
+    assert found[0] == found[1]
+    assert found[0]["exposures"] == [1, 0]
+    assert tasks[0] == "direct"
+
+
 async def test_users_rate_answers_that_had_no_task(tasks: list[str]) -> None:
     async with gateway(served=ARMS) as there:
         answer = await there.client.post("/v1/chat/completions", json=CHAT, headers=UNITS["other"])
