@@ -57,5 +57,9 @@ async def test_any_text_may_name_an_endpoint(name: str, tmp_path: Path) -> None:
         points.note(name, app.state.service.experiments.of("chat"))
         assert [point.requests for point in points.of(name)] == [1]
         assert points.of("other") == []
-    files = [each for each in tmp_path.rglob("*") if each.is_file()]
-    assert {each.parent for each in files} == {folder / "timeline"}
+    assert _folders(tmp_path) == {folder / "timeline"}
+
+
+def _folders(root: Path) -> set[Path]:
+    """Those that have files."""
+    return {each.parent for each in root.rglob("*") if each.is_file()}
