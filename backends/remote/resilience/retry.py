@@ -5,7 +5,7 @@ Strategy:
   connection that was reset before the response is the one ambiguous case, and is retried once.
 - Pauses have full jitter: uniform between 0 and `base * 2^n`, at most `cap` (Marc Brooker, "Exponential Backoff And
   Jitter", AWS Architecture Blog, 2015), and at least the `retry-after` of the upstream. If that is more than `cap`, the
-  request is not sent again: another served entity may answer at once, or the client is told how long to wait.
+  request is not sent again: another served entity may answer at once, or the client learns how long to wait.
 - A token bucket shared by all requests to a backend bounds retries to a fraction of the traffic: an upstream that is
   down gets 1.1 times its load, not three times ("Site Reliability Engineering", chapter 21, "Handling Overload").
 

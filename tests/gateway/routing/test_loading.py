@@ -67,7 +67,7 @@ async def answered_by(request: Any) -> str:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_loading(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for: as if backends had been loading for long."""
     monkeypatch.setattr(backend_health, "_LOADING_TIMEOUT", 0.0)
 
@@ -97,7 +97,7 @@ async def test_a_request_waits_for_its_own_arm_and_nothing_is_compared_until_all
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("long_loading")
 async def test_a_model_that_loads_for_long_is_neither_waited_for_nor_stopped() -> None:
     gateway = Gateway()
     async with gateway.running() as client:
@@ -118,7 +118,7 @@ async def test_a_model_that_loads_for_long_is_neither_waited_for_nor_stopped() -
         assert 'gw_fallbacks_total{model="chat",served="b"} 30.0' in (await client.get("/metrics")).text
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("long_loading")
 @pytest.mark.parametrize("fallback", [False, True])
 async def test_nobody_is_ready(fallback: bool) -> None:
     gateway = Gateway(fallback=fallback)
