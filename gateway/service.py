@@ -279,7 +279,7 @@ class Service:
         )
         endpoints = {name: found.serving for name, found in deployments.items()}
         answers = self.shared.answers if self.shared is not None else in_memory
-        self.router = Router(endpoints, self.backends, self._filters, answers)
+        self.router = Router(endpoints, self.backends, self._filters, answers, self.backend_health.starting)
         self.rules = RuleTable({name: found.serving.limits for name, found in deployments.items()})
         # Only what a cache answers is worth keeping.
         has_cache = any(found.serving.cache is not None for found in deployments.values())

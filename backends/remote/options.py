@@ -42,7 +42,7 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         attempts: most attempts for one request, the first included.
         budget: most retries per request, averaged over all recent requests.
         base: seconds; the n-th pause is drawn uniformly between 0 and `base * 2^n`.
-        cap: seconds; the longest pause.
+        cap: seconds; the longest pause. A server that asks for a longer one is not asked again.
     """
 
     attempts: int = 3

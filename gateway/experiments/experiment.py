@@ -3,8 +3,8 @@
 An arm is a served entity as the statistics see it; the first one is the control. Exposures are counted when a request
 is assigned, outcomes when it ends. What a request ends with counts for the arm that it was assigned to, also where
 another arm answered (intention to treat): a failure that fallback repairs is a failure of its arm. Counted apart are
-requests that no arm is to blame for: direct calls, those that the server's shutdown cancelled, and those that not every
-arm can answer.
+requests that no arm is to blame for: direct calls, those that the server's shutdown cancelled, those that not every arm
+can answer, and those that came while an arm was still loading.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Experiment:
 
     def exposed(self, plan: Plan) -> None:
         """Count a request that was assigned to an arm; not one that named its served entity."""
-        if plan.unit is not None and not plan.only_one_arm:
+        if plan.unit is not None and not plan.only_one_arm and not plan.arm_loads:
             # Counted for the assigned arm, whoever answers in the end: the split is tested, not the fallbacks.
             self._counters.count_row(self._index[plan.targets[0].entity.name], plan.unit.bucket, _EXPOSURES)
 

@@ -62,14 +62,19 @@ rows of the counters between the compared metrics and the pair metrics; the hist
 QUANTILES = {"p50": 0.5, "p95": 0.95}
 """The quantiles of times that a report has, by name."""
 
-EXCLUDED = ("cancelled", "fell_back", "direct", "only_one_arm", "shadow", "stopped")
-"""Requests counted apart from the metrics: cancelled by the shutdown of the server, sent to a named served entity, or
-such as not every arm can answer. Of those that fell back, because another arm was asked, times and tokens are not
-compared. Copies for shadows and stops of the guardrail are counted beside them.
+EXCLUDED = ("cancelled", "fell_back", "direct", "only_one_arm", "loading", "shadow", "stopped")
+"""Requests counted apart from the metrics: cancelled by the shutdown of the server, sent to a named served entity, such
+as not every arm can answer, or planned while an arm was still loading. Of those that fell back, because another arm was
+asked, times and tokens are not compared. Copies for shadows and stops of the guardrail are counted beside them.
 """
 
 IN_TROUBLE = "in_trouble"
-"""How an arm ended a request when it was passed over because its backend is in trouble, or still loads."""
+"""How an arm ended a request when it was passed over because its backend is in trouble."""
+
+LOADING = "loading"
+"""How it ended one when it was passed over because its backend still loads for the first time, and why none of its
+endpoint's requests are compared then.
+"""
 
 FAILURES = frozenset(
     {

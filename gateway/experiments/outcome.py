@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.experiments.metrics import LOADING
 from gateway.routing.target import Plan
 from schemas.ir import FinishReason, Usage
 
@@ -40,4 +41,7 @@ def exclusion(plan: Plan, outcome: str) -> str | None:
         return "direct"
     if plan.only_one_arm:
         return "only_one_arm"
+    if plan.arm_loads:
+        # For whichever arm: those that are ready carry the load of the one that is not.
+        return LOADING
     return "cancelled" if outcome == "cancelled" else None

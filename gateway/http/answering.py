@@ -24,7 +24,7 @@ from adapters.unknown_fields import ignored_header
 from backends.base import check, ignored_fields
 from gateway.config import TEXTLESS
 from gateway.errors import to_client_error
-from gateway.experiments.metrics import IN_TROUBLE
+from gateway.experiments.metrics import IN_TROUBLE, LOADING
 from gateway.http.accounting import RequestAccount
 from gateway.http.client import Client, Flow
 from gateway.http.read_ahead import DirectSink, read_ahead
@@ -105,18 +105,17 @@ class Responder:
         account = self._account
         failure: Exception | None = None
         failed_at: Stage = "wait"
-        # Order: assignment (sticky) first; a backend that is in trouble, or still loads, goes behind the others.
-        targets = plan.targets if len(plan.targets) == 1 else self._service.backend_health.preferred(plan.targets)
-        if targets[0] is not plan.targets[0]:
-            # The experiment counts it as a failure of the assigned target, even if that is asked last and answers.
-            account.own_failure = IN_TROUBLE
-            self._log_fallback(plan.targets[0], IN_TROUBLE)
-        for target in targets:
-            account.target, account.stage = target, "wait"
-            is_last = target is targets[-1]
+        account.target, account.stage, until = plan.targets[0], "wait", 0.0
+        if (health := self._service.backend_health).starting:
             try:
-                # Only the last target is worth waiting for: before it, another one may answer at once.
-                await self._service.backend_health.ready(target.entity.backend, wait=is_last)
+                until = await self._in_time(health.decided(plan.targets))
+            except BackendTimeout as error:
+                await self.refuse(error)
+                return
+        for target in (targets := self._in_order(plan)):
+            account.target, account.stage = target, "wait"
+            try:
+                await self._in_time(health.ready(target.entity.backend, until))
                 account.stage = "generate"
                 await self._ask(request, target)
                 if self._recording is not None:
@@ -129,15 +128,24 @@ class Responder:
                 if failure is None or not isinstance(error, UnsupportedFeature):
                     # That the next target cannot do what is asked is not why the request failed.
                     failure, failed_at = error, account.stage
-                # After the first event the backend has done work and may have sampled tokens: the request is not
-                # repeated.
-                if account.first_event or is_last or not is_failover_eligible(failure):
+                # After the first event the backend may have sampled tokens: the request is not repeated.
+                if account.first_event or target is targets[-1] or not is_failover_eligible(failure):
                     break
                 self._log_fallback(target, kind)
         assert failure is not None
         # The log names the stage of the failure that is sent, not of a later target that lacked a feature.
         account.stage = failed_at
         await self.refuse(failure)
+
+    def _in_order(self, plan: Plan) -> tuple[Target, ...]:
+        """The targets: the assigned one first; one that is in trouble, or still loads, goes behind the others."""
+        health, assigned = self._service.backend_health, plan.targets[0]
+        targets = health.preferred(plan.targets)
+        if targets[0] is not assigned:
+            # The experiment counts trouble as a failure of the assigned target, even if that is asked last and answers.
+            self._account.own_failure = LOADING if health.is_starting(assigned.entity.backend) else IN_TROUBLE
+            self._log_fallback(assigned, self._account.own_failure)
+        return targets
 
     async def refuse(self, error: Exception) -> None:
         """Send an error with a status of its own."""
@@ -387,11 +395,6 @@ class Responder:
         self._account.stage = stage
 
     def _log_fallback(self, target: Target, why: str) -> None:
-        self._service.metrics.fallbacks.add((target.endpoint, target.entity.name))
-        log.warning(
-            "fallback.tried",
-            request_id=self._account.request_id,
-            model=target.endpoint,
-            served=target.entity.name,
-            outcome=why,
-        )
+        model, served = target.endpoint, target.entity.name
+        self._service.metrics.fallbacks.add((model, served))
+        log.warning("fallback.tried", request_id=self._account.request_id, model=model, served=served, outcome=why)

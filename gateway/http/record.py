@@ -48,7 +48,7 @@ class RequestState(msgspec.Struct, eq=False):
         cost: of the answer, by the price of the served entity; in billionths of its currency.
         request, plan, exposure: None until the request is decoded and routed; `exposure` is None without an experiment.
         target: the one asked last.
-        own_failure: why the assigned target did not answer, an error's kind or `IN_TROUBLE`; empty if nothing is known.
+        own_failure: why the assigned target did not answer: an error's kind, `IN_TROUBLE`, `LOADING`; empty: not known.
         stage: what is being done.
         ignored: fields of the body that had no effect.
         cache_control: the client's header of that name.

@@ -95,11 +95,20 @@ class RequestHandler:
         # Not the client's leaving, which `cancel_on_disconnect` swallows: the server's shutdown, for instance, after
         # the drain time.
         except asyncio.CancelledError:
+            if self._service.draining and not self._responder.begun:
+                await self._turn_away()  # the connection still works
             self._account.end("cancelled")
             raise
         finally:
             if not self._is_detached:
                 self._close()
+
+    async def _turn_away(self) -> None:
+        """Tell a client whose answer has not begun that the server shuts down. It counts as cancelled all the same."""
+        request, error = self._account.request, ShuttingDown("The server is shutting down.")
+        self._account.message = error.message
+        reply = self._responder.codec.error(error, request if isinstance(request, Generate) else None)
+        await self._responder.reply(reply, "cancelled")
 
     def _close(self) -> None:
         """Count the request. Nothing more happens to it."""

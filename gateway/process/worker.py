@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -238,6 +239,7 @@ class _Server(uvicorn.Server):
         self._loop.call_later(self._service.config.server.drain_delay, self._stop)
 
     def _stop(self) -> None:
+        self._service.draining = True  # also without a drain: clients that are cut learn why
         self.should_exit = True
         self._is_stopping.set()
 
@@ -290,7 +292,7 @@ def uvicorn_config(app: Litestar, server: ServerSection) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=server.keep_alive,
-        timeout_graceful_shutdown=int(server.drain_timeout),
+        timeout_graceful_shutdown=ceil(server.drain_timeout),
     )
 
 

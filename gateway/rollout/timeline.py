@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
+from hashlib import blake2b
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +30,7 @@ log = structlog.get_logger()
 
 _INTERVAL = 60.0
 """Seconds between two points, at least."""
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 _MOST = 400
 """Points of an endpoint."""
 
@@ -84,8 +87,9 @@ class Timeline:
             self._memory[endpoint] = _added(self._memory.get(endpoint, []), experiment, now)
             return
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"{endpoint}.json"
-        with (self._folder / f"{endpoint}.lock").open("w") as lock:
+        stem = _stem(endpoint)
+        path = self._folder / f"{stem}.json"
+        with (self._folder / f"{stem}.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -101,7 +105,14 @@ class Timeline:
         """The points of an endpoint, the oldest first."""
         if self._folder is None:
             return self._memory.get(endpoint, [])
-        return _read(self._folder / f"{endpoint}.json")
+        return _read(self._folder / f"{_stem(endpoint)}.json")
+
+
+def _stem(endpoint: str) -> str:
+    """The name of an endpoint's files. A digest unless it is plain: any text may name an endpoint, also a path."""
+    if _PLAIN.fullmatch(endpoint):
+        return endpoint
+    return blake2b(endpoint.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _added(points: list[Point], experiment: Experiment, now: float) -> list[Point]:

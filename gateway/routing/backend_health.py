@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from math import inf
+from time import monotonic
 
 import structlog
 
@@ -18,7 +20,7 @@ log = structlog.get_logger()
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 30.0
 """Seconds before a backend that did not start is started again; doubled each time, up to the longest."""
 _LOADING_TIMEOUT, _POLL_INTERVAL = 5.0, 0.05
-"""Seconds that a request waits for a model that is still loading, and between two looks at it."""
+"""Seconds that a request waits for models that are still loading, and between two looks at them."""
 _WELL = Health("ready")
 """What a backend equals that is ready and not in trouble, of which a detail would tell."""
 
@@ -28,6 +30,10 @@ class BackendHealth:
 
     Args:
         backends: by name, not started yet.
+
+    Attributes:
+        states: of all.
+        starting: those whose first start has not ended yet, so that nothing is known of them. The set stays the same.
     """
 
     def __init__(self, backends: Mapping[str, Backend]) -> None:
@@ -36,7 +42,8 @@ class BackendHealth:
         self.states: dict[str, Health] = dict.fromkeys(backends, Health("loading"))
         self._capabilities: list[Capabilities] = []
         self._failed: dict[str, Health] = {}
-        self._started: set[str] = set()
+        self.starting = set(backends)
+        self._awaited_until: dict[str, float] = {}
 
     def is_ready(self, backend: str) -> bool:
         """Whether a backend can answer now."""
@@ -46,32 +53,50 @@ class BackendHealth:
         """Whether a backend is ready, and not in trouble: background work must not add to it."""
         return self.states[backend] == _WELL
 
-    async def ready(self, backend: str, *, wait: bool) -> None:
-        """Return once a backend can answer.
+    def is_starting(self, backend: str) -> bool:
+        """Whether a backend still loads for the first time, without an error that is known."""
+        return backend in self.starting and self.states[backend].status == "loading"
 
-        A worker that has just been restarted should not refuse what its siblings would have answered: it waits a moment
-        for a backend that loads for the first time. A backend that was ready before waits by itself for the engine that
-        it has lost.
+    async def decided(self, targets: tuple[Target, ...]) -> float:
+        """Wait for the first target while its backend loads for the first time: its unit was assigned to it.
+
+        A request that comes in the first moments of a worker, or of a backend, waits even if another target is ready:
+        a first check takes a moment, and so does what a worker that has just been restarted needs to answer as its
+        siblings do. A model that takes longer than that is waited for only if no other target is ready.
+
+        Args:
+            targets: in the order of the plan.
+
+        Returns:
+            Until when the request waits for backends that load (`ready`), on the monotonic clock.
+        """
+        first, *others = (target.entity.backend for target in targets)
+        until = monotonic() + _LOADING_TIMEOUT
+        # Polled: the state changes a few times in a process's life, which is not worth an event per backend.
+        while self.is_starting(first) and (now := monotonic()) < until:
+            if now >= self._awaited_until.get(first, inf) and any(self.is_ready(other) for other in others):
+                break
+            await asyncio.sleep(_POLL_INTERVAL)
+        return until
+
+    async def ready(self, backend: str, until: float) -> None:
+        """Return once a backend can be asked.
+
+        One that was started before and loads now is asked at once: it waits by itself for the engine that it has lost,
+        or says why its server cannot be reached.
 
         Args:
             backend: its name.
-            wait: whether to wait at all; not if another target may be asked instead.
+            until: the end of the wait for one that loads for the first time, on the monotonic clock.
 
         Raises:
             schemas.errors.BackendUnavailable: it cannot answer, yet or any more.
         """
-        health = self.states[backend]
-        # Started before and loading now: its engine restarts, and the backend itself waits for it.
-        if health.status == "ready" or (wait and health.status == "loading" and backend in self._started):
-            return
-        left = _LOADING_TIMEOUT if wait else 0.0
-        # Polled: the state changes a few times in a process's life, which is not worth an event per backend.
-        while self.states[backend].status == "loading" and left > 0:
+        while self.is_starting(backend):
+            if monotonic() >= until:
+                raise BackendUnavailable("The model is still loading.", retry_after=1.0)
             await asyncio.sleep(_POLL_INTERVAL)
-            left -= _POLL_INTERVAL
-        if (status := self.states[backend].status) == "loading":
-            raise BackendUnavailable("The model is still loading.", retry_after=1.0)
-        if status == "failed":
+        if self.states[backend].status == "failed":
             raise BackendUnavailable("The model cannot be reached.")
 
     def preferred(self, targets: tuple[Target, ...]) -> tuple[Target, ...]:
@@ -99,6 +124,7 @@ class BackendHealth:
     async def start(self, name: str, changed: Callable[[], Awaitable[None]]) -> None:
         """Start a backend; if it fails, again after a growing delay. `changed` is called after each try."""
         delay = _FIRST_DELAY
+        self._awaited_until[name] = monotonic() + _LOADING_TIMEOUT
         while True:
             try:
                 await self._backends[name].start()
@@ -108,12 +134,13 @@ class BackendHealth:
                 self._failed[name] = Health("failed", why)
                 # At once and not with the next check, for those who wait for it.
                 await changed()
+                self.starting.discard(name)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_DELAY)
             else:
                 self._failed.pop(name, None)
-                self._started.add(name)
                 await changed()
+                self.starting.discard(name)
                 return
 
     async def check(self) -> bool:
@@ -130,7 +157,7 @@ class BackendHealth:
     def _rank(self, target: Target) -> int:
         """How much others are preferred to a target: 1 if its backend is ready but in trouble, 2 if it still loads.
 
-        One that loads is last since only the last one is waited for: it may answer when all others have failed.
+        One that loads is last since others may answer at once, and waited for once these have failed.
         """
         health = self.states[target.entity.backend]
         return 2 if health.status == "loading" else int(health.status == "ready" and bool(health.detail))

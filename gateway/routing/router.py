@@ -30,6 +30,7 @@ class Router:
         backends: by name; started elsewhere.
         filters: by name.
         answers: where cached answers are kept.
+        starting: the backends that still load for the first time, now and later.
 
     Attributes:
         asks_directly: whether any served entity may be asked without a task (`backends.direct`).
@@ -41,8 +42,11 @@ class Router:
         backends: Mapping[str, Backend],
         filters: Mapping[str, GuardedFilter] = NONE,
         answers: StoreOf = in_memory,
+        starting: Collection[str] = frozenset(),
     ) -> None:
-        routes = {name: _Route(name, endpoint, backends, filters, answers) for name, endpoint in endpoints.items()}
+        routes = {
+            name: _Route(name, endpoint, backends, filters, answers, starting) for name, endpoint in endpoints.items()
+        }
         # Without an experiment there is nothing to decide: such endpoints need no unit and no hash per request.
         self._routes = {name: route for name, route in routes.items() if endpoints[name].has_experiment}
         self._fixed = {
@@ -113,6 +117,7 @@ class _Route:
         backends: Mapping[str, Backend],
         filters: Mapping[str, GuardedFilter],
         answers: StoreOf,
+        starting: Collection[str],
     ) -> None:
         self._policy = policy_for(name, endpoint)
         chosen = [filters[each] for each in endpoint.filters]
@@ -144,6 +149,7 @@ class _Route:
         self._shadows = tuple(target for target in self.targets if target.entity.shadow is not None)
         self._paired = tuple(target for target in self.targets if target.entity.paired is not None)
         self._falls_back = endpoint.fallback.enabled
+        self._starting = starting
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
         candidates = self._candidates if self._are_alike() else self._able(request)
@@ -153,7 +159,11 @@ class _Route:
         # Pairs compare with the control's answers, so only requests assigned to the control can make one.
         paired = self._paired if targets[0].entity is self._first and not only_one_arm else ()
         targets = targets if self._falls_back else targets[:1]
-        return Plan(targets, order.unit, self._shadows, paired, has_experiment=True, only_one_arm=only_one_arm)
+        arm_loads = bool(self._starting) and self._an_arm_loads()  # the set is empty for nearly all requests
+        return Plan(targets, order.unit, self._shadows, paired, True, only_one_arm, arm_loads)
+
+    def _an_arm_loads(self) -> bool:
+        return any(target.weight and target.entity.backend in self._starting for target in self._candidates)
 
     def _are_alike(self) -> bool:
         """Whether all arms take the same kinds of requests."""

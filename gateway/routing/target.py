@@ -91,6 +91,8 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
         paired: answer again what the first target answered, if that is the endpoint's first served entity.
         has_experiment: whether the request counts in the endpoint's experiment.
         only_one_arm: whether not every arm can answer the request, so that nothing can be compared by it.
+        arm_loads: whether an arm with traffic was still loading for the first time, so that others may answer for it
+            and nothing can be compared either.
     """
 
     targets: tuple[Target, ...]
@@ -99,3 +101,4 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     paired: tuple[Target, ...] = ()
     has_experiment: bool = False
     only_one_arm: bool = False
+    arm_loads: bool = False

@@ -4,7 +4,8 @@ Strategy:
 - A request is retried only if the upstream cannot have begun to answer it, so that nothing is generated twice. A
   connection that was reset before the response is the one ambiguous case, and is retried once.
 - Pauses have full jitter: uniform between 0 and `base * 2^n`, at most `cap` (Marc Brooker, "Exponential Backoff And
-  Jitter", AWS Architecture Blog, 2015), and at least the `retry-after` of the upstream.
+  Jitter", AWS Architecture Blog, 2015), and at least the `retry-after` of the upstream. If that is more than `cap`, the
+  request is not sent again: another served entity may answer at once, or the client learns how long to wait.
 - A token bucket shared by all requests to a backend bounds retries to a fraction of the traffic: an upstream that is
   down gets 1.1 times its load, not three times ("Site Reliability Engineering", chapter 21, "Handling Overload").
 
@@ -151,13 +152,15 @@ class Retrier:
         )(next_attempt)
 
     def _stop(self, deadline: float) -> Callable[[RetryCallState], bool]:
-        """Stop after `attempts`, when the pause would end after the deadline, or when the budget is spent."""
+        """Stop after `attempts`, when the pause would be too long or end after the deadline, or without budget."""
 
         def stop(state: RetryCallState) -> bool:
             # An attempt that would start at the deadline could only time out.
             late = asyncio.get_running_loop().time() + state.upcoming_sleep >= deadline
+            if state.attempt_number >= self._policy.attempts or late or state.upcoming_sleep > self._policy.cap:
+                return True
             # The budget is asked last: it gives a token away, which must then be used.
-            return state.attempt_number >= self._policy.attempts or late or not self.budget.withdraw()
+            return not self.budget.withdraw()
 
         return stop
 
@@ -169,8 +172,7 @@ def _wait(policy: Retries) -> Callable[[RetryCallState], float]:
     def wait(state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome is not None else None
         retry_after = error.retry_after if isinstance(error, GatewayError) else None
-        # `retry_after` may exceed `cap`: the upstream knows best, and a pause beyond the deadline ends the retries
-        # (`_stop`).
+        # `retry_after` may exceed `cap`, which ends the retries (`_stop`).
         return max(jitter(state), retry_after or 0.0)
 
     return wait

@@ -186,12 +186,16 @@ def test_requests_that_no_arm_is_to_blame_for_are_counted_apart() -> None:
     alone = msgspec.structs.replace(plan, only_one_arm=True)
     experiment.exposed(alone)
     experiment.ended(alone, ANSWERED)
+    early = msgspec.structs.replace(plan, arm_loads=True)
+    experiment.exposed(early)
+    experiment.ended(early, ANSWERED)
     arm = next(arm for arm in experiment.report().arms if arm.exposures)
     assert (arm.exposures, arm.means) == (1, {})
     assert {why: count for why, count in arm.excluded.items() if count} == {
         "cancelled": 1,
         "direct": 1,
         "only_one_arm": 1,
+        "loading": 1,
     }
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.config import ServerSection
 from gateway.process import worker
 from gateway.process.worker import _Server, uvicorn_config
-from tests.gateway.serving import scripted
+from tests.gateway.serving import MESSAGES, scripted
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
@@ -107,3 +109,39 @@ def test_idle_connections_live_75_seconds_unless_configured() -> None:
     app, _ = scripted("echo")
     assert uvicorn_config(app, ServerSection()).timeout_keep_alive == 75
     assert uvicorn_config(app, ServerSection(keep_alive=5)).timeout_keep_alive == 5
+
+
+WORDS = {
+    "/v1/chat/completions": (503, lambda body: body["error"]["code"] == "server_shutdown"),
+    "/v1/messages": (529, lambda body: body["error"]["type"] == "overloaded_error"),
+    "/generate": (503, lambda body: body["error_type"] == "overloaded"),
+    "/v2/models/hang/generate": (503, lambda body: "shutting down" in body["error"]),
+}
+"""Routes, and the status and body with which a shutdown cuts a request of each."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", WORDS)
+async def test_a_client_whose_answer_has_not_begun_learns_of_the_shutdown(path: str) -> None:
+    app, _ = scripted("hang", server=ServerSection(drain_timeout=0.0))
+    service = app.state.service
+    server = _Server(uvicorn_config(app, service.config.server), service, None)
+    chat = {"model": "hang", "messages": MESSAGES, "max_tokens": 5}
+    body = json.dumps(chat if path.startswith("/v1") else {"inputs": "Hi", "text_input": "Hi"}).encode()
+    fields = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server._serve([listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"POST %b HTTP/1.1\r\n%b\r\n%b" % (path.encode(), fields, body))
+        while not service.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        with capture_logs() as entries:
+            server._stop()
+            head, _, answer = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        await serving
+    status, tells = WORDS[path]
+    assert (int(head.split()[1]), head.lower().count(b"\r\nconnection: close")) == (status, 1), head
+    assert tells(json.loads(answer)), answer
+    (line,) = (each for each in entries if each["event"] == "request.finished")
+    assert (line["status"], line["outcome"]) == (status, "cancelled")

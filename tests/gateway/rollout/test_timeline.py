@@ -43,3 +43,23 @@ async def test_a_point_is_added_when_it_is_due_and_requests_have_come(
         now += 100
         points.note("chat", experiment)
         assert [point.requests for point in points.of("chat")] == [1, 3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["meta/llama", "../../beside", ".", "über mich", "\udc80", "x" * 300])
+async def test_any_text_may_name_an_endpoint(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "experiments"
+    folder.mkdir(parents=True)
+    app = create_app(Config(backends={"s": {"kind": "scripted"}}, endpoints={"chat": PAIR}))
+    async with running(app) as client:
+        await chat(client)
+        points = Timeline(folder)
+        points.note(name, app.state.service.experiments.of("chat"))
+        assert [point.requests for point in points.of(name)] == [1]
+        assert points.of("other") == []
+    assert _folders(tmp_path) == {folder / "timeline"}
+
+
+def _folders(root: Path) -> set[Path]:
+    """Those that have files."""
+    return {each.parent for each in root.rglob("*") if each.is_file()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 
 import pytest
 
@@ -25,22 +26,24 @@ def health(backends: dict[str, ScriptedBackend]) -> BackendHealth:
     return BackendHealth(backends)
 
 
+@pytest.fixture
+def targets(backends: dict[str, ScriptedBackend]) -> tuple[Target, ...]:
+    arms = (ServedEntity(name=name, backend=name, traffic_percentage=50) for name in backends)
+    return tuple(Target("chat", arm, backends[arm.backend], "echo") for arm in arms)
+
+
 @pytest.mark.parametrize("status", ["ready", "failed", "loading"])
-async def test_a_request_passes_whose_backend_is_ready(
-    health: BackendHealth, status: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_LOADING_TIMEOUT", 0.05)
+async def test_a_request_passes_whose_backend_is_ready(health: BackendHealth, status: str) -> None:
     health.states["s"] = Health(status)  # type: ignore[arg-type]
-    for wait in (False, True):
-        if status == "ready":
-            await health.ready("s", wait=wait)
-        else:
-            with pytest.raises(BackendUnavailable, match="loading" if status == "loading" else "reached"):
-                await health.ready("s", wait=wait)
+    if status == "ready":
+        await health.ready("s", 0.0)
+    else:
+        with pytest.raises(BackendUnavailable, match="loading" if status == "loading" else "reached"):
+            await health.ready("s", 0.0)
 
 
 async def test_a_backend_that_loads_for_the_first_time_is_waited_for(health: BackendHealth) -> None:
-    waiting = asyncio.create_task(health.ready("s", wait=True))
+    waiting = asyncio.create_task(health.ready("s", monotonic() + 60))
     await asyncio.sleep(0.01)
     assert not waiting.done()
     health.states["s"] = Health("ready")
@@ -52,9 +55,60 @@ async def test_a_backend_that_was_ready_waits_for_itself(health: BackendHealth) 
 
     await health.start("s", changed)
     assert health.states["s"].status == "loading"  # not checked since
-    await health.ready("s", wait=True)
-    with pytest.raises(BackendUnavailable):
-        await health.ready("s", wait=False)
+    await health.ready("s", 0.0)
+
+
+async def test_a_start_that_fails_is_no_longer_waited_for(
+    health: BackendHealth, backends: dict[str, ScriptedBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start() -> None:
+        raise BackendUnavailable("No such folder.")
+
+    checked = asyncio.Event()
+
+    async def changed() -> None:
+        await health.check()
+        checked.set()
+
+    monkeypatch.setattr(backends["s"], "start", start)
+    starting = asyncio.create_task(health.start("s", changed))
+    await checked.wait()
+    assert (health.states["s"].status, health.is_starting("s")) == ("failed", False)
+    await asyncio.sleep(0)
+    assert health.starting == {"t"}
+    starting.cancel()
+
+
+@pytest.mark.parametrize(("new_for", "other", "waits"), [(60, True, True), (0, True, False), (0, False, True)])
+async def test_a_request_waits_for_its_first_target(
+    health: BackendHealth,
+    backends: dict[str, ScriptedBackend],
+    targets: tuple[Target, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    new_for: int,
+    other: bool,
+    waits: bool,
+) -> None:
+    """As long as the backend is new, and after that as long as nobody else is ready."""
+
+    async def start() -> None:
+        await asyncio.Event().wait()
+
+    async def changed() -> None: ...
+
+    monkeypatch.setattr(module, "_LOADING_TIMEOUT", new_for)
+    monkeypatch.setattr(backends["s"], "start", start)
+    starting = asyncio.create_task(health.start("s", changed))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(module, "_LOADING_TIMEOUT", 60)
+    if other:
+        health.states["t"] = Health("ready")
+    waiting = asyncio.create_task(health.decided(targets))
+    await asyncio.sleep(0.01)
+    assert waiting.done() is not waits
+    health.states["s"] = Health("ready")
+    assert await waiting > monotonic() + 50
+    starting.cancel()
 
 
 async def test_a_check_says_whether_something_changed(health: BackendHealth) -> None:
@@ -63,10 +117,9 @@ async def test_a_check_says_whether_something_changed(health: BackendHealth) -> 
 
 
 def test_targets_in_trouble_or_loading_come_last_and_stay(
-    health: BackendHealth, backends: dict[str, ScriptedBackend]
+    health: BackendHealth, backends: dict[str, ScriptedBackend], targets: tuple[Target, ...]
 ) -> None:
-    arms = tuple(ServedEntity(name=name, backend=name, traffic_percentage=50) for name in backends)
-    one, other = (Target("chat", arm, backends[arm.backend], "echo") for arm in arms)
+    one, other = targets
     health.states = dict.fromkeys(backends, Health("ready"))
     assert health.preferred((one, other)) == (one, other)
     health.states["s"] = Health("ready", "5 failures in a row")

@@ -112,6 +112,16 @@ async def test_a_pause_that_would_end_after_the_deadline_is_not_begun(pauses: li
     assert pauses == []
 
 
+async def test_a_pause_that_would_be_longer_than_the_longest_is_not_begun(pauses: list[float]) -> None:
+    away, retrier = BackendUnavailable("x", retry_after=1.5), Retrier(Retries(cap=1.0))
+    tokens = retrier.budget.tokens
+    with pytest.raises(BackendUnavailable) as caught:
+        await retrier.run(Attempts(away, "ok"), soon())
+    assert (caught.value, pauses, retrier.budget.tokens) == (away, [], tokens)
+    assert await Retrier(Retries(cap=2.0)).run(Attempts(away, "ok"), soon()) == "ok"
+    assert pauses == [1.5]
+
+
 async def test_pauses_have_full_jitter(pauses: list[float]) -> None:
     retrier = Retrier(Retries(budget=1e9))
     for _ in range(100):
