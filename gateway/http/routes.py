@@ -160,7 +160,8 @@ def _meant(mounts: Mounts, path: str, scope: HTTPScope) -> tuple[Operation, str]
     others = ["/".join(["", *parts[1:]]), f"/v1{path}"]
     others += ["/".join(["", *parts[:-size]]) for size in (1, 2) if parts[-size:] == parts[-2 * size : -size]]
     for other in others:
-        found = mounts.find(other, port_of(scope))
+        # Without its only part, a path is that of the server: nothing that its client could have meant.
+        found = mounts.find(other, port_of(scope)) if other else None
         if found is not None and (operation := found[0].get(scope["method"])) is not None:
             return operation.for_headers(scope["headers"]), other
     return None

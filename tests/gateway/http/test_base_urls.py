@@ -57,6 +57,14 @@ async def test_a_wrong_base_url_is_named(path: str, other: str, error: Any) -> N
         assert (answer.status_code, answer.json()) == (404, error(no_path(path, other)))
 
 
+@pytest.mark.parametrize("path", ["/generat", "/vertex", "/v1"])
+async def test_of_a_path_that_nobody_means_no_other_one_is_named(path: str) -> None:
+    async with running(create_app(parse(CONFIG))) as client:
+        answer = await client.post(path, json={})
+        assert answer.status_code == 404
+        assert "base URL" not in answer.text
+
+
 async def test_a_base_url_with_a_slash_at_its_end_is_named() -> None:
     async with running(create_app(parse(CONFIG))) as client:
         answer = await client.post(f"{str(client.base_url).rstrip('/')}//v1/messages", json={})
