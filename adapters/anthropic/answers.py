@@ -60,7 +60,8 @@ def error_body(dialect: Dialect, error: GatewayError) -> bytes:
     message = error.message
     if isinstance(error, UnsupportedFeature):
         message = dialect.wording.unsupported.get(error.feature, message)
-    return _json({"type": "error", "error": wire.Error(row_for(dialect.wording.failures, error).type, message)})
+    fields = {"type": "error", "error": wire.Error(row_for(dialect.wording.failures, error).type, message)}
+    return _json(fields | ({"request_id": error.request_id} if error.request_id else {}))
 
 
 def _message_id(request: Generate) -> str:

@@ -180,11 +180,12 @@ def not_found(path: str) -> RouteNotFound:
 
 async def refuse(service: Service, operation: Operation, error: GatewayError, scope: HTTPScope, send: Send) -> None:
     """Send an error in the form of `operation`'s protocol, without a `RequestHandler`."""
+    error.request_id = id = service.new_id()
     reply: Reply = operation.codec.error(error)
     headers = [
         (b"content-type", reply.media_type.encode()),
         (b"content-length", b"%d" % len(reply.body)),
-        (b"x-request-id", service.new_id().encode()),
+        *((name.encode(), id.encode()) for name in ("x-request-id", operation.codec.id_header) if name),
         *((name.encode(), value.encode()) for name, value in (*reply.headers, *status_headers(reply.status))),
     ]
     body = b"" if scope["method"] == "HEAD" else reply.body
