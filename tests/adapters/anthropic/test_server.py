@@ -104,6 +104,11 @@ def test_other_last_turns_of_the_assistant_are_not_continued() -> None:
         ask(messages=[PREFILLED[0], {"role": "assistant", "content": "Hello, "}])
 
 
+def test_a_named_tool_choice_needs_a_name() -> None:
+    with pytest.raises(InvalidRequest, match=r"^tool_choice\.name: Field required$"):
+        ask(tools=[WEATHER], tool_choice={"type": "tool"})
+
+
 def test_a_model_that_cannot_go_on_refuses_in_the_protocols_words() -> None:
     error = UnsupportedFeature("The model 'm' does not support template options yet.", feature="template_options")
     assert json.loads(SERVER.error(error).body)["error"] == {
