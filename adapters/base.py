@@ -151,9 +151,16 @@ class StreamEncoder(Protocol):
 
 
 class ServerCodec(Protocol):
-    """The server side of a protocol: reads requests of clients, writes answers."""
+    """The server side of a protocol: reads requests of clients, writes answers.
+
+    Attributes:
+        routes: the protocol's.
+        id_header: the header in which its clients look for the id of their request, beside `x-request-id`, which every
+            answer has; "": in none.
+    """
 
     routes: ClassVar[tuple[Route, ...]]
+    id_header: ClassVar[str]
 
     def decode(self, route: Route, body: bytes, call: Call) -> Request | Change | Reply:
         """Decode a request. One that asks for nothing that a model would do is answered by a `Reply`.

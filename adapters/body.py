@@ -156,7 +156,7 @@ def _invalid(message: str) -> InvalidRequest:
     what, path = match["what"], (match["path"] or "$").removeprefix("$").removeprefix(".")
     if missing := _MISSING.match(what):
         path = f"{path}.{missing['field']}".removeprefix(".")
-        return InvalidRequest(f"Missing required parameter: '{path}'.", param=path)
+        return InvalidRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
     return InvalidRequest(f"Invalid value for '{path}': {what}." if path else f"{what}.", param=path or None)
 
 

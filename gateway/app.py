@@ -163,13 +163,15 @@ def _in_protocol(mounts: Mounts) -> Callable[[Request[Any, Any, Any], Exception]
         server = request.scope.get("server")
         operation = mounts.nearest(path, server[1] if server else None)
         failure = _failure(error, request.app, path, method)
-        reply = operation.codec.error(failure)
         service: Service = request.app.state.service
+        failure.request_id = id = service.new_id()
+        reply = operation.codec.error(failure)
+        ids = [(name, id) for name in ("x-request-id", operation.codec.id_header) if name]
         return Response(
             b"" if method == "HEAD" else reply.body,
             status_code=reply.status,
             media_type=reply.media_type,
-            headers=dict((*reply.headers, *status_headers(reply.status), ("x-request-id", service.new_id()))),
+            headers=dict((*reply.headers, *status_headers(reply.status), *ids)),
         )
 
     return handle

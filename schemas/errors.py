@@ -73,10 +73,14 @@ class GatewayError(Exception):
         param: the invalid request field, by the client's name for it (`messages[0].role`).
         retry_after: seconds after which the same request may be retried.
         code: a finer code, for protocols that have a field for one.
+
+    Attributes:
+        request_id: of the request that is answered with it, once that is known.
     """
 
     # A class attribute: the dialects' tables of errors are indexed by it.
     kind: ClassVar[str] = "internal"
+    request_id: str | None = None
 
     def __init__(
         self,

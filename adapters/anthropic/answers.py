@@ -19,7 +19,7 @@ from adapters.fold import blocks
 from adapters.formats.sse import guard
 from schemas import anthropic as wire
 from schemas.completion import Choice, Completion
-from schemas.errors import GatewayError
+from schemas.errors import GatewayError, UnsupportedFeature
 from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Relayed, Started, ToolCall, Usage
 
 _json = msgspec.json.Encoder().encode
@@ -57,7 +57,11 @@ def error_reply(dialect: Dialect, error: GatewayError) -> Reply:
 
 def error_body(dialect: Dialect, error: GatewayError) -> bytes:
     """The JSON of an error."""
-    return _json({"type": "error", "error": wire.Error(row_for(dialect.wording.failures, error).type, error.message)})
+    message = error.message
+    if isinstance(error, UnsupportedFeature):
+        message = dialect.wording.unsupported.get(error.feature, message)
+    fields = {"type": "error", "error": wire.Error(row_for(dialect.wording.failures, error).type, message)}
+    return _json(fields | ({"request_id": error.request_id} if error.request_id else {}))
 
 
 def _message_id(request: Generate) -> str:

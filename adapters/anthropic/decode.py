@@ -180,9 +180,11 @@ def _choice(given: wire.ToolChoice | None, tools: tuple[Tool, ...], unread: tupl
         raise _invalid("tool_choice", "tool_choice may only be specified while providing tools")
     if given.type != "tool":
         return ToolChoice(_MODES[given.type])  # type: ignore[arg-type]
+    if given.name is None:
+        raise _invalid("tool_choice.name", "Field required")
     if given.name not in {tool.name for tool in tools}:
         raise _invalid("tool_choice.name", f"Tool '{given.name}' not found in provided tools")
-    return ToolChoice("named", (given.name or "",))
+    return ToolChoice("named", (given.name,))
 
 
 def _invalid(field: str, fault: str) -> InvalidRequest:

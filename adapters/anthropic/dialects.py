@@ -38,10 +38,12 @@ class Wording(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         stop_reasons: our finish reason -> its `stop_reason`.
         failures: `GatewayError.kind` -> the answer.
+        unsupported: feature (`UnsupportedFeature`) -> the message for those that the protocol has words for.
     """
 
     stop_reasons: dict[str, str]
     failures: dict[str, Failure]
+    unsupported: dict[str, str]
 
 
 class Remote(Group, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -101,6 +103,11 @@ _ANTHROPIC = Dialect(
             "timeout": Failure(504, "timeout_error"),
             "incomplete": Failure(502, _API),
             "internal": Failure(500, _API),
+        },
+        unsupported={
+            # A last turn of the assistant. The words are those of Anthropic's newer models, which refuse it, too.
+            "template_options": "This model does not support assistant message prefill. "
+            "The conversation must end with a user message."
         },
     ),
     remote=Remote(

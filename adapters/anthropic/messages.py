@@ -15,10 +15,13 @@ from adapters.calls import read_arguments, read_signature
 from adapters.outbound import image_url
 from schemas import anthropic as wire
 from schemas.errors import InvalidRequest, UnsupportedFeature
-from schemas.ir import ChatPrompt, ImagePart, Message, Part, TextPart, ToolCall
+from schemas.ir import ChatPrompt, ImagePart, Message, Part, TemplateOptions, TextPart, ToolCall
 
 Blocks = list[dict[str, Any]]
 """Content blocks, or turns, as JSON objects."""
+
+CONTINUED = TemplateOptions(add_generation_prompt=False, continue_final_message=True)
+"""Of a conversation whose last turn is the assistant's."""
 
 
 def read_conversation(given: wire.CountRequest) -> ChatPrompt:
@@ -38,7 +41,26 @@ def read_conversation(given: wire.CountRequest) -> ChatPrompt:
             param = f"messages.{place}.role"
             raise InvalidRequest(f"{param}: Input should be 'user', 'assistant' or 'system'", param=param)
         messages += read(turn, f"messages.{place}.content")
-    return ChatPrompt(tuple(messages))
+    begun = _begun(given.messages[-1])
+    if begun is None:
+        return ChatPrompt(tuple(messages))
+    if begun and begun != begun.rstrip():
+        # Anthropic's rule and words.
+        message = "messages: final assistant content cannot end with trailing whitespace"
+        raise InvalidRequest(message, param="messages")
+    # The answer goes on where the last turn ends; one without text is the answer itself.
+    return ChatPrompt(tuple(messages), CONTINUED) if begun else ChatPrompt(tuple(messages[:-1]))
+
+
+def _begun(turn: wire.Turn) -> str | None:
+    """The text that a last turn of the assistant puts at the beginning of the answer; None: it does not."""
+    if turn.role != "assistant":
+        return None
+    if isinstance(turn.content, str):
+        return turn.content
+    if any(block.type != "text" for block in turn.content):
+        return None
+    return "".join(block.text or "" for block in turn.content)
 
 
 def _system(system: str | tuple[wire.Block, ...], param: str = "system") -> str | tuple[Part, ...]:

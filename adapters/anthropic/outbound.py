@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from adapters.anthropic.dialects import Dialect
-from adapters.anthropic.messages import write_conversation
+from adapters.anthropic.messages import CONTINUED, write_conversation
 from adapters.anthropic.relay import relays, remote_headers
 from adapters.base import Outbound
 from adapters.outbound import conversation, inexpressible, relayed_body
-from schemas.ir import Generate, Grammar, Tool, ToolChoice
+from schemas.ir import ChatPrompt, Generate, Grammar, Prompt, TemplateOptions, Tool, ToolChoice
 
 DEFAULT_MAX_TOKENS = 4096
 """`max_tokens` where the client set none: the protocol requires the field."""
@@ -83,8 +83,18 @@ def _refuse_unsupported(dialect: Dialect, request: Generate) -> None:
     # Clamping 2 to 1 would change the answer silently.
     if (sampling.temperature or 0) > dialect.limits.max_temperature:
         asked.append("temperature")
+    if not _ends_as_ever(request.prompts[0]):
+        asked.append("template_options")
     if asked:
         raise inexpressible(asked[0])
+
+
+def _ends_as_ever(prompt: Prompt) -> bool:
+    """Whether the answer begins where the protocol has it begin: behind the last turn, or within the assistant's."""
+    if not isinstance(prompt, ChatPrompt) or prompt.template == TemplateOptions():
+        return True
+    continues = bool(prompt.messages) and prompt.messages[-1].role == "assistant"
+    return continues and prompt.template == CONTINUED
 
 
 def _output_config(grammar: Grammar | None) -> dict[str, Any] | None:

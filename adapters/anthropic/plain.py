@@ -53,4 +53,7 @@ def read_plain_messages(dialect: Dialect, body: bytes, origin: Origin, call: Cal
         schemas.errors.RequestError: it breaks a rule of the protocol.
     """
     given = read_plain(_decode, body)
-    return None if given is None else read_given(dialect, given, _NOTHING, (), origin, call)
+    # A last turn of the assistant is the beginning of the answer.
+    if given is None or (given.messages and given.messages[-1].role == "assistant"):
+        return None
+    return read_given(dialect, given, _NOTHING, (), origin, call)

@@ -34,6 +34,7 @@ class AnthropicServer:
         dialect: the dialect to speak.
     """
 
+    id_header: ClassVar[str] = "request-id"
     routes: ClassVar[tuple[Route, ...]] = (
         Route(
             "POST",

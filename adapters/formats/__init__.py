@@ -1,1 +1,1 @@
-"""Formats of bytes that protocols share: events, lines, forms, protobuf; and frames, which decoders have in common."""
+"""What protocols share: formats of bytes (events, lines, forms, protobuf) and their frames, and forms of schemas."""

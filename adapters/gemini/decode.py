@@ -9,6 +9,7 @@ import msgspec
 
 from adapters.base import Call
 from adapters.body import convert, parse
+from adapters.formats.closed_schemas import closed
 from adapters.gemini.contents import as_contents, read_conversation
 from adapters.gemini.dialects import Dialect
 from adapters.gemini.json_schemas import json_schema
@@ -227,7 +228,7 @@ def _sampling(config: wire.GenerationConfig) -> Sampling:
 
 def _grammar(config: wire.GenerationConfig) -> Grammar | None:
     own = config.response_schema
-    schema = config.response_json_schema if own is None else json_schema(own)
+    schema = config.response_json_schema if own is None else closed(json_schema(own))
     kind = config.response_mime_type or "text/plain"
     if kind == _ENUM:
         values = (schema or {}).get("enum")

@@ -61,6 +61,7 @@ class GeminiServer:
         dialect: the dialect to speak.
     """
 
+    id_header: ClassVar[str] = ""
     routes: ClassVar[tuple[Route, ...]] = (*_routes("v1beta"), *_routes("v1"))
 
     def __init__(self, dialect: Dialect) -> None:

@@ -29,6 +29,7 @@ class OllamaServer:
         now: clock that gives Unix time in seconds.
     """
 
+    id_header: ClassVar[str] = ""
     routes: ClassVar[tuple[Route, ...]] = (
         Route(
             "POST",

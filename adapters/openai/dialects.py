@@ -310,15 +310,8 @@ HINTS = (
 
 # Sent to a remote only if the client set them: a remote that does not know them refuses or ignores them itself.
 _VLLM_FIELDS = (
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "ignore_eos",
-    "min_tokens",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "truncate_prompt_tokens",
-    "bad_words",
+    *("top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens", "stop_token_ids", "bad_words"),
+    *("include_stop_str_in_output", "truncate_prompt_tokens", "add_generation_prompt", "continue_final_message"),
 )
 
 OPENAI = Dialect(

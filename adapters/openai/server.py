@@ -84,6 +84,7 @@ class OpenAIServer:
         now: clock that gives Unix time in seconds.
     """
 
+    id_header: ClassVar[str] = ""
     routes: ClassVar[tuple[Route, ...]] = (
         *generation_routes("/v1"),
         *response_routes("/v1"),

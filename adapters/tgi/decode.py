@@ -9,6 +9,7 @@ import msgspec
 
 from adapters.base import Call
 from adapters.body import convert, parse, read_plain
+from adapters.formats.closed_schemas import closed
 from adapters.tgi.checks import check
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.inputs import read_inputs
@@ -250,7 +251,7 @@ def _schema(value: Any) -> dict[str, Any]:
     # The message and the rule are the router's.
     if "properties" not in value:
         raise _invalid_grammar("Grammar must have a 'properties' field")
-    return value
+    return closed(value)
 
 
 def _typed(value: Any, type: type) -> Any:

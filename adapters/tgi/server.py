@@ -26,6 +26,7 @@ _WHOLE = wire.GenerateResponse
 class TgiServer:
     """The server codec of one dialect."""
 
+    id_header: ClassVar[str] = ""
     routes: ClassVar[tuple[Route, ...]] = (
         Route(
             "POST",

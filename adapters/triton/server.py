@@ -89,6 +89,7 @@ class TritonServer:
         dialect: the protocol's variant.
     """
 
+    id_header: ClassVar[str] = ""
     routes: ClassVar[tuple[Route, ...]] = ROUTES
 
     def __init__(self, dialect: Dialect) -> None:

@@ -197,7 +197,10 @@ _TRITON = frozenset(
     }
 )
 # The Messages API returns no log-probabilities.
-_ANTHROPIC = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR, Feature.TRUNCATION})
+# Of the options of a template, one: the answer goes on where a last turn of the assistant ends.
+_ANTHROPIC = frozenset(
+    {Feature.CHAT, Feature.TEMPLATE_OPTIONS, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR, Feature.TRUNCATION}
+)
 # Ollama drops the oldest messages by itself, takes no ids, and lets the model choose among the tools.
 _OLLAMA = frozenset(
     {

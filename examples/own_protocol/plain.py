@@ -40,6 +40,7 @@ class PlainStream:
 class PlainServer:
     """The server codec."""
 
+    id_header: ClassVar[str] = ""
     routes: ClassVar[tuple[Route, ...]] = (
         Route("POST", "/plain/{model}", "plain", "generate", "Continue a text", body=str, answer=str),
         Route(

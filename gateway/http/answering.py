@@ -359,6 +359,8 @@ class Responder:
         account = self._account
         account.status = status
         headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
+        if self.codec.id_header:
+            headers.append((self.codec.id_header.encode(), account.request_id.encode()))
         for name, value in (*more, *ignored_header(account.ignored), *status_headers(status)):
             headers.append((name.encode(), value.encode()))
         if account.cache_hit is not None:

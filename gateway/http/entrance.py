@@ -183,5 +183,5 @@ def cors(server: ServerSection) -> CORSConfig | None:
         allow_origins=list(server.cors_origins),
         allow_methods=["GET", "POST", "PUT", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after", "served-model-name", "x-should-retry"],
+        expose_headers=["x-request-id", "request-id", "retry-after", "served-model-name", "x-should-retry"],
     )

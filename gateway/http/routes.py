@@ -160,7 +160,8 @@ def _meant(mounts: Mounts, path: str, scope: HTTPScope) -> tuple[Operation, str]
     others = ["/".join(["", *parts[1:]]), f"/v1{path}"]
     others += ["/".join(["", *parts[:-size]]) for size in (1, 2) if parts[-size:] == parts[-2 * size : -size]]
     for other in others:
-        found = mounts.find(other, port_of(scope))
+        # Without its only part, a path is that of the server: nothing that its client could have meant.
+        found = mounts.find(other, port_of(scope)) if other else None
         if found is not None and (operation := found[0].get(scope["method"])) is not None:
             return operation.for_headers(scope["headers"]), other
     return None
@@ -179,11 +180,12 @@ def not_found(path: str) -> RouteNotFound:
 
 async def refuse(service: Service, operation: Operation, error: GatewayError, scope: HTTPScope, send: Send) -> None:
     """Send an error in the form of `operation`'s protocol, without a `RequestHandler`."""
+    error.request_id = id = service.new_id()
     reply: Reply = operation.codec.error(error)
     headers = [
         (b"content-type", reply.media_type.encode()),
         (b"content-length", b"%d" % len(reply.body)),
-        (b"x-request-id", service.new_id().encode()),
+        *((name.encode(), id.encode()) for name in ("x-request-id", operation.codec.id_header) if name),
         *((name.encode(), value.encode()) for name, value in (*reply.headers, *status_headers(reply.status))),
     ]
     body = b"" if scope["method"] == "HEAD" else reply.body

@@ -8,6 +8,8 @@ leaves is reported without a task or a future that waits for it. ASGI stays for 
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ class AnswerCycle(RequestResponseCycle):
     account: RequestAccount | None = None
     flow: Any  # has `gateway.http.client.Flow`, too
     _is_read = False  # the body, to its end
+    _ends_body = False  # whether the connection's end is the answer's
     _leave: Callable[[], object] | None = None
 
     def take_body(self) -> bytes | None:
@@ -75,16 +78,19 @@ class AnswerCycle(RequestResponseCycle):
     async def write(self, data: bytes) -> None:
         """Write a part of a stream."""
         if (write := self.at_once) is None:
-            await super().send({"type": "http.response.body", "body": data, "more_body": True})
+            await self.send({"type": "http.response.body", "body": data, "more_body": True})
         else:
             write(data)
 
     @property
     def at_once(self) -> Callable[[bytes], object] | None:
         """What writes a part of a stream, if nothing is in its way."""
-        if self.flow.write_paused or self.disconnected or not self.chunked_encoding or self.scope["method"] == "HEAD":
+        if self.flow.write_paused or self.disconnected or self.scope["method"] == "HEAD":
             return None
-        return self._write_chunk
+        if self._ends_body:
+            write: Callable[[bytes], object] = self.transport.write
+            return write
+        return self._write_chunk if self.chunked_encoding else None
 
     def _write_chunk(self, data: bytes) -> None:
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -109,12 +115,23 @@ class AnswerCycle(RequestResponseCycle):
 
     async def send(self, message: Any) -> None:
         """ASGI's `send`."""
+        if self._ends_body and message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))  # of what is left, uvicorn compares it
         if self.disconnected or self.flow.write_paused or self.response_started:
             await super().send(message)
         elif message["type"] != "http.response.start":
             raise RuntimeError(f"Expected ASGI message 'http.response.start', but got '{message['type']}'.")
         else:
             self.transport.write(self._begin(message["status"], message.get("headers", ())))
+
+    async def run_asgi(self, app: Any) -> None:
+        """Run the request; an answer that is cut off is never one with an end."""
+        await super().run_asgi(app)
+        if self._ends_body and not self.response_complete and not self.disconnected:
+            # Without chunks, only a reset tells the client.
+            if (connection := self.transport.get_extra_info("socket")) is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
 
     def _begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> bytes:
         """Status line and headers."""
@@ -133,8 +150,12 @@ class AnswerCycle(RequestResponseCycle):
         more = b"" if self.keep_alive or closes else b"connection: close\r\n"
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
             # RFC 9112, section 7.1: the length is not known.
-            self.chunked_encoding = True
-            more += b"transfer-encoding: chunked\r\n"
+            if self.scope["http_version"] == "1.0":
+                # Section 6.1: such a client knows no transfer codings. Nor is its connection kept.
+                self.chunked_encoding, self._ends_body = False, True
+            else:
+                self.chunked_encoding = True
+                more += b"transfer-encoding: chunked\r\n"
         return b"%b%b%b\r\n" % (STATUS_LINE[status], head, more)
 
     def _frame(self, name: bytes, value: bytes) -> bool:

@@ -98,7 +98,11 @@ async def test_a_web_page_in_the_place_of_an_answer_is_named() -> None:
             answer = await client.post("/v1/messages", json=chat)
     error = "The backend's answer is not of its protocol: it is a web page (text/html)."
     assert answer.status_code == 502
-    assert answer.json() == {"type": "error", "error": {"type": "api_error", "message": error}}
+    assert answer.json() == {
+        "type": "error",
+        "error": {"type": "api_error", "message": error},
+        "request_id": answer.headers["request-id"],
+    }
 
 
 @pytest.mark.parametrize(("path", "hint"), [("", "has `url` to end in /v1?"), ("/v1", r"name them as endpoints")])

@@ -33,6 +33,27 @@ def test_whole_equals_streamed(server: Server, client: anthropic.Anthropic) -> N
     assert final.stop_reason == whole.stop_reason
 
 
+def test_answers_and_errors_have_the_id_of_their_request(server: Server, client: anthropic.Anthropic) -> None:
+    asked = {"model": server.model, "max_tokens": 5, "messages": QUESTION}
+    whole = client.messages.create(**asked)
+    assert whole.id == f"msg_{whole._request_id}"
+    with client.messages.stream(**asked) as stream:
+        assert stream.get_final_message().id == f"msg_{stream.request_id}"
+    assert client.messages.count_tokens(model=server.model, messages=QUESTION)._request_id
+    assert client.models.list()._request_id
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        client.messages.create(**asked | {"model": "nobody"})
+    assert refused.value.request_id == typing.cast(dict[str, str], refused.value.body)["request_id"]
+
+
+def test_the_answer_goes_on_where_a_last_turn_of_the_assistant_ends(
+    server: Server, client: anthropic.Anthropic
+) -> None:
+    begun = [*QUESTION, {"role": "assistant", "content": "The capital of"}]
+    answer = client.messages.create(model=server.model, max_tokens=20, messages=begun, extra_body={"temperature": 0})
+    assert answer.content[0].text == " France is Paris."
+
+
 def test_a_tool_is_called_and_its_result_read(server: Server, client: anthropic.Anthropic) -> None:
     city = {"city": {"type": "string", "maxLength": 20}}
     schema = {"type": "object", "properties": city, "required": ["city"], "additionalProperties": False}

@@ -159,9 +159,16 @@ def _uses_template(dialect: Dialect, prompt: Prompt) -> bool:
     """Whether a chat has options for the template that a remote of this dialect would not get."""
     if not isinstance(prompt, ChatPrompt):
         return False
-    options = prompt.template
-    ends = options.continue_final_message or not options.add_generation_prompt
-    return ends or (bool(options.variables) and "chat_template_kwargs" not in dialect.remote.remote_fields)
+    needed = {*_template_fields(prompt), *(("chat_template_kwargs",) if prompt.template.variables else ())}
+    return not needed.issubset(dialect.remote.remote_fields)
+
+
+def _template_fields(prompt: Prompt) -> dict[str, bool]:
+    """Where a chat's text ends, if not where an answer begins: vLLM's fields."""
+    options = prompt.template if isinstance(prompt, ChatPrompt) else _USUAL_TEMPLATE
+    if options.continue_final_message:
+        return {"add_generation_prompt": False, "continue_final_message": True}
+    return {} if options.add_generation_prompt else {"add_generation_prompt": False}
 
 
 def _relayed(dialect: Dialect, request: Generate, body: bytes, named: dict[str, Any]) -> bytes:
@@ -311,6 +318,7 @@ def _chat_fields(request: Generate) -> dict[str, Any]:
         "tools": [_tool(tool) for tool in request.tools] or None,
         "tool_choice": _tool_choice(request.tool_choice),
         "parallel_tool_calls": request.parallel_tool_calls,
+        **_template_fields(request.prompts[0]),
     }
 
 

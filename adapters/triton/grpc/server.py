@@ -54,6 +54,7 @@ class TritonRpc:
         dialect: the protocol's variant.
     """
 
+    id_header: ClassVar[str] = ""
     routes: ClassVar[tuple[Route, ...]] = ROUTES
 
     def __init__(self, dialect: Dialect) -> None:

@@ -281,8 +281,10 @@ class StoreRequestHandler:
             headers = [
                 (b"content-type", media_type.encode()),
                 (b"content-length", b"%d" % size),
-                (b"x-request-id", self._account.request_id.encode()),
+                (b"x-request-id", id := self._account.request_id.encode()),
             ]
+            if name := self._operation.codec.id_header:
+                headers.append((name.encode(), id))
             self._account.status, self._account.stage = 200, "send"
             await self._client.send({"type": "http.response.start", "status": 200, "headers": headers})
             left = 0 if self._head else size

@@ -200,5 +200,7 @@ class DirectRequest:
         account, target = self._account, self._account.target
         assert target is not None
         own = "".join([f"{name}: {value}\r\n" for name, value in more]) if more else ""
+        if self._codec.id_header:
+            own = f"{self._codec.id_header}: {account.request_id}\r\n{own}"
         size = f"content-length: {length}\r\n" if length >= 0 else ""
         return (_FIELDS % (media_type, account.request_id, own, size, target.entity.name)).encode() + self._limits

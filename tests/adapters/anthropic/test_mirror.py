@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.anthropic import ADAPTER
+from adapters.anthropic.messages import CONTINUED
 from adapters.base import Call, Reply
 from adapters.fold import fold
 from schemas.catalog import Catalog
@@ -33,6 +34,7 @@ from schemas.ir import (
     Message,
     Sampling,
     Stopping,
+    TemplateOptions,
     TextPart,
     TokensPrompt,
     Tool,
@@ -181,11 +183,19 @@ def test_a_tool_call_whose_arguments_are_no_object_is_refused(arguments: str) ->
         {"stopping": Stopping(ignore_eos=True)},
         {"prompts": (TokensPrompt((1,)),)},
         {"tools": (Tool("f"),), "tool_choice": ToolChoice("allowed", ("f",))},
+        {"prompts": (ChatPrompt((Message("user", "x"),), CONTINUED),)},
+        {"prompts": (ChatPrompt((Message("user", "x"),), TemplateOptions(False)),)},
+        {"prompts": (ChatPrompt((Message("user", "x"),), TemplateOptions(variables={"x": 1})),)},
     ],
 )
 def test_requests_that_the_protocol_cannot_express_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(UnsupportedFeature):
         CLIENT.encode(asked(**fields))
+
+
+def test_an_answer_that_goes_on_in_the_last_turn() -> None:
+    prompt = ChatPrompt((Message("user", (TextPart("x"),)), Message("assistant", (TextPart("Hello,"),))), CONTINUED)
+    assert mirrored(asked(prompts=(prompt,))).prompts == (prompt,)
 
 
 def test_bare_base64_is_sent_with_the_media_type_of_its_format() -> None:

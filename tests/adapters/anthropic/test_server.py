@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from adapters.anthropic import ADAPTER
+from adapters.anthropic.messages import CONTINUED
 from adapters.base import Call
 from adapters.fold import fold
 from backends.base import check_unread
@@ -37,6 +38,7 @@ from schemas.ir import (
     Sampling,
     Started,
     Stopping,
+    TemplateOptions,
     TextPart,
     Tokens,
     TokenSpan,
@@ -72,6 +74,48 @@ def ask(**fields: Any) -> Generate:
     request = decode(body | fields)
     assert isinstance(request, Generate)
     return request
+
+
+PREFILLED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello,"}]
+
+
+@pytest.mark.parametrize("content", ["Hello,", [{"type": "text", "text": "Hello,"}]])
+def test_the_answer_goes_on_where_a_last_turn_of_the_assistant_ends(content: Any) -> None:
+    prompt = ask(messages=[PREFILLED[0], {"role": "assistant", "content": content}]).prompts[0]
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template == CONTINUED
+    assert [message.role for message in prompt.messages] == ["user", "assistant"]
+    body = json.dumps({"model": "m", "max_tokens": 10, "messages": PREFILLED}).encode()
+    assert SERVER.read_plain(ROUTES["messages"], body, Call("r1", Catalog({}))) is None
+
+
+@pytest.mark.parametrize("content", ["", [], [{"type": "text", "text": ""}]])
+def test_a_last_turn_of_the_assistant_without_text_is_the_answer(content: Any) -> None:
+    request = ask(messages=[PREFILLED[0], {"role": "assistant", "content": content}])
+    assert request.prompts == ask().prompts
+
+
+def test_other_last_turns_of_the_assistant_are_not_continued() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+    prompt = ask(messages=[PREFILLED[0], {"role": "assistant", "content": [call]}]).prompts[0]
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.template == TemplateOptions()
+    with pytest.raises(InvalidRequest, match="final assistant content cannot end with trailing whitespace"):
+        ask(messages=[PREFILLED[0], {"role": "assistant", "content": "Hello, "}])
+
+
+def test_a_named_tool_choice_needs_a_name() -> None:
+    with pytest.raises(InvalidRequest, match=r"^tool_choice\.name: Field required$"):
+        ask(tools=[WEATHER], tool_choice={"type": "tool"})
+
+
+def test_a_model_that_cannot_go_on_refuses_in_the_protocols_words() -> None:
+    error = UnsupportedFeature("The model 'm' does not support template options yet.", feature="template_options")
+    assert json.loads(SERVER.error(error).body)["error"] == {
+        "type": "invalid_request_error",
+        "message": "This model does not support assistant message prefill. "
+        "The conversation must end with a user message.",
+    }
 
 
 def test_the_smallest_request() -> None:

@@ -214,6 +214,16 @@ def test_tools(config: dict[str, Any], choice: ToolChoice | None) -> None:
             Grammar("json_schema", {"type": "string"}),
         ),
         (
+            {
+                "responseMimeType": "application/json",
+                "responseSchema": {"type": "OBJECT", "properties": {"a": {"type": "STRING"}}},
+            },
+            Grammar(
+                "json_schema",
+                {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False},
+            ),
+        ),
+        (
             {"responseMimeType": "application/json", "responseJsonSchema": {"type": "string"}},
             Grammar("json_schema", {"type": "string"}),
         ),

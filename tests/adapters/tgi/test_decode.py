@@ -25,6 +25,7 @@ from schemas.ir import (
 from tests.adapters.tgi.scenes import NAMES, ROUTES, ask, call, server
 
 SCHEMA = {"properties": {"a": {"type": "string"}}}
+CLOSED = {"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": False}
 
 
 def test_every_parameter_of_tgi() -> None:
@@ -70,7 +71,7 @@ def test_every_parameter_of_tgi() -> None:
         echo=True,
         logprobs=True,
         top_logprobs=3,
-        grammar=Grammar("json_schema", SCHEMA),
+        grammar=Grammar("json_schema", CLOSED),
         lora_adapter="support",
         origin=Origin("tgi", "tgi", "generate", body),
     )
@@ -257,14 +258,14 @@ class TestSeeds:
     ("spec", "grammar"),
     [
         (None, None),
-        ({"type": "json", "value": SCHEMA}, Grammar("json_schema", SCHEMA)),
-        ({"type": "json", "value": json.dumps(SCHEMA)}, Grammar("json_schema", SCHEMA)),
-        ({"type": "json_object", "value": SCHEMA}, Grammar("json_schema", SCHEMA)),
+        ({"type": "json", "value": SCHEMA}, Grammar("json_schema", CLOSED)),
+        ({"type": "json", "value": json.dumps(SCHEMA)}, Grammar("json_schema", CLOSED)),
+        ({"type": "json_object", "value": SCHEMA}, Grammar("json_schema", CLOSED)),
         ({"type": "regex", "value": "a+"}, Grammar("regex", "a+")),
-        ({"type": "json_schema", "value": {"schema": SCHEMA}}, Grammar("json_schema", SCHEMA)),
+        ({"type": "json_schema", "value": {"schema": SCHEMA}}, Grammar("json_schema", CLOSED)),
         (
             {"type": "json_schema", "value": {"name": "x", "schema": SCHEMA, "strict": True}},
-            Grammar("json_schema", SCHEMA, "x", True),
+            Grammar("json_schema", CLOSED, "x", True),
         ),
     ],
 )

@@ -137,7 +137,11 @@ floats = {
     "typical_p": st.floats(0.01, 0.99),
 }
 schemas: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
-    {"properties": st.dictionaries(st.text(max_size=3), st.just({}), max_size=2)}
+    {
+        "type": st.just("object"),
+        "properties": st.dictionaries(st.text(max_size=3), st.just({}), max_size=2),
+        "additionalProperties": st.booleans(),
+    }
 )
 values: dict[str, st.SearchStrategy[Any]] = floats | {
     "adapter_id": st.sampled_from(["a/b", "x.1", "None"]),

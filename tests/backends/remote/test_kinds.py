@@ -61,7 +61,10 @@ ASKS: dict[Feature, tuple[Generate, ...]] = {
     feature: tuple(Generate(id="r", model="m", **fields) for fields in each)
     for feature, each in {
         Feature.CHAT: ({"prompts": (HI,)},),
-        Feature.TEMPLATE_OPTIONS: ({"prompts": (ChatPrompt(HI.messages, TemplateOptions(variables={"x": 1})),)},),
+        Feature.TEMPLATE_OPTIONS: (
+            {"prompts": (ChatPrompt(HI.messages, TemplateOptions(variables={"x": 1})),)},
+            {"prompts": (ChatPrompt((*HI.messages, Message("assistant", "x")), TemplateOptions(False, True)),)},
+        ),
         Feature.TOKEN_PROMPTS: ({"prompts": (TokensPrompt((1,)),)},),
         Feature.IMAGES: (
             {"prompts": (ChatPrompt((Message("user", (TextPart("Hi"), IMAGE)),)),)},

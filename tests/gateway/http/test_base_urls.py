@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def no_path(path: str, other: str) -> str:
         (
             "/v1/v1/messages",
             "/v1/messages",
-            lambda text: {"type": "error", "error": {"type": "not_found_error", "message": text}},
+            lambda text: {"type": "error", "error": {"type": "not_found_error", "message": text}, "request_id": "r"},
         ),
         ("/v1/generate", "/generate", lambda text: {"error": text, "error_type": "not_found"}),
         ("/v1/api/chat", "/api/chat", lambda text: {"error": text}),
@@ -54,14 +55,24 @@ def no_path(path: str, other: str) -> str:
 async def test_a_wrong_base_url_is_named(path: str, other: str, error: Any) -> None:
     async with running(create_app(parse(CONFIG))) as client:
         answer = await client.post(path, json={})
-        assert (answer.status_code, answer.json()) == (404, error(no_path(path, other)))
+        assert answer.status_code == 404
+        assert json.loads(answer.text.replace(answer.headers["x-request-id"], "r")) == error(no_path(path, other))
+
+
+@pytest.mark.parametrize("path", ["/generat", "/vertex", "/v1"])
+async def test_of_a_path_that_nobody_means_no_other_one_is_named(path: str) -> None:
+    async with running(create_app(parse(CONFIG))) as client:
+        answer = await client.post(path, json={})
+        assert answer.status_code == 404
+        assert "base URL" not in answer.text
 
 
 async def test_a_base_url_with_a_slash_at_its_end_is_named() -> None:
     async with running(create_app(parse(CONFIG))) as client:
         answer = await client.post(f"{str(client.base_url).rstrip('/')}//v1/messages", json={})
         text = "There is no such path: //v1/messages. It has two slashes in a row: change the client's base URL."
-        error = {"type": "error", "error": {"type": "not_found_error", "message": text}}
+        id = answer.headers["request-id"]
+        error = {"type": "error", "error": {"type": "not_found_error", "message": text}, "request_id": id}
         assert (answer.status_code, answer.json()) == (404, error)
 
 

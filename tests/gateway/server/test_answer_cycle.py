@@ -18,17 +18,27 @@ class Written:
     def __init__(self) -> None:
         self.data = b""
         self.writes = 0
+        self.ended = ""
 
     def write(self, data: bytes) -> None:
         self.data += data
         self.writes += 1
 
+    def get_extra_info(self, name: str) -> Any:
+        assert name == "socket"
 
-def cycle(method: str = "POST", *, keep_alive: bool = True) -> tuple[AnswerCycle, Written]:
+    def close(self) -> None:
+        self.ended = "closed"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+
+
+def cycle(method: str = "POST", *, keep_alive: bool = True, version: str = "1.1") -> tuple[AnswerCycle, Written]:
     transport: Any = Written()
     log = logging.getLogger("test")
     made = AnswerCycle(
-        scope={"type": "http", "method": method},  # type: ignore[typeddict-item, arg-type]
+        scope={"type": "http", "method": method, "http_version": version},  # type: ignore[typeddict-item, arg-type]
         transport=transport,
         flow=FlowControl(transport),
         logger=log,
@@ -59,6 +69,37 @@ async def test_without_a_length_the_body_is_chunked() -> None:
     assert (await head()).endswith(b"\r\ntransfer-encoding: chunked\r\n\r\n")
     assert b"chunked" not in await head(method="HEAD")
     assert b"chunked" not in await head(status=204)
+
+
+async def test_the_end_of_the_connection_is_that_of_a_body_in_http_1_0() -> None:
+    made, transport = cycle(keep_alive=False, version="1.0")
+
+    async def answer(*_: Any) -> None:
+        await made.send({"type": "http.response.start", "status": 200, "headers": []})
+        await made.write(b"a")
+        assert made.at_once is not None
+        made.at_once(b"b")
+        made.flow.pause_writing()
+        made.flow.resume_writing()
+        await made.send({"type": "http.response.body", "body": b"c", "more_body": True})
+        await made.send({"type": "http.response.body", "body": b"d", "more_body": False})
+
+    await made.run_asgi(answer)
+    assert transport.data == b"HTTP/1.1 200 OK\r\ndate: today\r\nconnection: close\r\n\r\nabcd"
+    assert transport.ended == "closed"
+
+
+@pytest.mark.parametrize(("version", "ended"), [("1.0", "aborted"), ("1.1", "closed")])
+async def test_a_body_that_is_cut_off_has_no_clean_end(version: str, ended: str) -> None:
+    made, transport = cycle(keep_alive=False, version=version)
+
+    async def answer(*_: Any) -> None:
+        await made.send({"type": "http.response.start", "status": 200, "headers": []})
+        await made.write(b"a")
+
+    await made.run_asgi(answer)
+    assert not transport.data.endswith(b"0\r\n\r\n")
+    assert transport.ended == ended
 
 
 async def test_a_connection_that_ends_says_so_once() -> None:

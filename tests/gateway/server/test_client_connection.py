@@ -255,3 +255,16 @@ async def test_a_body_that_nobody_asked_for_leaves_the_connection_usable() -> No
         writer.write(request[-10:] + GET)
         assert b"HTTP/1.1 200 " in await reader.readuntil(b"\r\n\r\n")
         writer.close()
+
+
+@pytest.mark.parametrize("connection", [b"", b"Connection: keep-alive\r\n"])
+async def test_a_stream_for_a_client_of_http_1_0_has_no_transfer_coding(connection: bytes) -> None:
+    app, _ = scripted("echo")
+    body = BODY[:-1] + b',"stream":true}'
+    head = b"POST %b HTTP/1.0\r\n%bContent-Length: %d\r\n\r\n" % (CHAT.encode(), connection, len(body))
+    async with listening(app) as port:
+        answer = await read(port, head + body)
+    fields, _, stream = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in fields
+    assert stream.startswith(b"data: {")
+    assert stream.endswith(b"data: [DONE]\n\n")

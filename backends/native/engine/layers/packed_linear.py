@@ -130,6 +130,8 @@ class PackedExperts(nn.Module):
         self.experts = experts
         # Lists, not `ModuleList`s: a model may have thousands, which nobody looks for by name.
         self._up, self._down = ([PackedLinear(each) for each in _linears_of(experts, name)] for name in _names(experts))
+        # Before 5.20, transformers has none and no name for it.
+        self._has_norm = getattr(experts, "has_post_expert_norm", False)
         # transformers multiplies in it whatever the states and activations are in.
         self._dtype = self._up[0].weight.dtype
 
@@ -148,7 +150,7 @@ class PackedExperts(nn.Module):
             least: the fewest numbers of an expert's weight that is packed; None: those from which it pays.
         """
         # `use_experts_implementation` of transformers sets them.
-        if not all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "has_post_expert_norm")):
+        if not all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed")):
             return None
         weights: list[Any] = [getattr(module, name, None) for name in _names(module)]
         if any(not isinstance(each, Tensor) or each.dim() != 3 or not _is_packable(each) for each in weights):
@@ -187,7 +189,7 @@ class PackedExperts(nn.Module):
         else:
             inner = torch.split(self._activate(torch.cat(list(joined))), list(counts.values()))
         products = torch.cat([self._down[number].product(each) for number, each in zip(counts, inner, strict=True)])
-        if self.experts.has_post_expert_norm:
+        if self._has_norm:
             products = self.experts.post_expert_norm(products)
         # Step 3: every row's sum, in its own order of experts.
         products = products * shares.flatten()[order].unsqueeze(-1)

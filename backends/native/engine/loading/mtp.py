@@ -8,6 +8,7 @@ are one more layer of the model's own KV cache. They stand where the token whose
 
 from __future__ import annotations
 
+import re
 from array import array
 from functools import partial
 from pathlib import Path
@@ -166,8 +167,9 @@ def _read_module(loaded: LoadedModel, folder: Path) -> Any:
     """The layer as transformers reads it; of a quantized checkpoint from a file with the weights that it stands for."""
     model = loaded.model
     # By these names transformers finds the weights; its own patterns are those of models of one size.
-    model._keys_to_ignore_on_load_unexpected = [rf"\.layers\.{loaded.config.num_hidden_layers}\."]  # noqa: SLF001
-    expanded = read_some(folder, model.dtype, MtpModel.get_mtp_weights_regex(model).search)
+    names = rf"\.layers\.{loaded.config.num_hidden_layers}\."
+    model._keys_to_ignore_on_load_unexpected = [names]  # noqa: SLF001
+    expanded = read_some(folder, model.dtype, re.compile(names).search)
     with TemporaryDirectory() as apart:
         if expanded is not None:
             save_file(expanded, Path(apart, "model.safetensors"))

@@ -374,3 +374,12 @@ def test_the_body_is_kept_in_the_origin() -> None:
     assert request.origin is not None
     assert (request.origin.protocol, request.origin.dialect, request.origin.operation) == ("openai", "openai", "chat")
     assert request.origin.body == body
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"messages": [{"content": "Hi"}]}, "messages[0].role"), ({"response_format": {}}, "response_format.type")],
+)
+def test_a_missing_field_has_its_code_wherever_it_is(fields: dict[str, Any], param: str) -> None:
+    refused = refusal(chat, **fields)
+    assert (refused.param, refused.code) == (param, "missing_required_parameter")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from adapters.databricks import ADAPTER as DATABRICKS
 from adapters.openai import ADAPTER
@@ -26,6 +27,7 @@ from schemas.ir import (
     Origin,
     Sampling,
     Stopping,
+    TemplateOptions,
     TextPart,
     TextPrompt,
     TokensPrompt,
@@ -61,6 +63,21 @@ def test_a_text_that_needs_the_template_is_sent_as_a_message() -> None:
     outbound = client().encode(asked(raw_prompt=False, sampling=Sampling(do_sample=True)))
     assert outbound.path == "/chat/completions"
     assert json.loads(outbound.body) == {"model": "up", "messages": [{"role": "user", "content": "Once"}]}
+
+
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        (TemplateOptions(False, True), {"add_generation_prompt": False, "continue_final_message": True}),
+        (TemplateOptions(False), {"add_generation_prompt": False}),
+    ],
+)
+def test_where_the_text_of_a_chat_ends_is_said_as_vllm_reads_it(options: TemplateOptions, fields: Any) -> None:
+    request = replace(talk(), prompts=(ChatPrompt((Message("user", "Hello"),), options),))
+    assert body(request) == {"model": "up", "messages": [{"role": "user", "content": "Hello"}]} | fields
+    mindie = ADAPTER.client(ADAPTER.dialects["mindie-openai"])
+    with pytest.raises(UnsupportedFeature, match="template options"):
+        mindie.encode(request)
 
 
 def test_streams_are_asked_for_their_usage() -> None:

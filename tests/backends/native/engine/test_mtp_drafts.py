@@ -108,6 +108,8 @@ class Reference:
         change(self._model)
         self._model._keys_to_ignore_on_load_unexpected = [rf"\.layers\.{LAYERS}\."]
         self._mtp = MtpModel.from_pretrained(self._model).eval()
+        self._found: list[Tensor] = []
+        self._mtp.layers[0].register_forward_hook(lambda *given: self._found.append(given[-1]))
 
     @torch.inference_mode()
     def logits(self, tokens: Seq[int], known: int) -> Tensor:
@@ -115,10 +117,14 @@ class Reference:
         given = torch.tensor([tokens])
         states = self._model.model(given[:, : known - 1]).last_hidden_state
         for count in range(known, len(tokens) + 1):
-            found = self._mtp.forward_layer(
-                0, states, torch.arange(1, count).unsqueeze(0), MtpCache(config=self._mtp.config), given[:, 1:count]
+            self._mtp(
+                input_ids=given[:, 1:count],
+                last_hidden_states=states,
+                attention_mask=torch.ones(1, count - 1, dtype=torch.int64),
+                position_ids=torch.arange(1, count).unsqueeze(0),
+                mtp_cache=MtpCache(config=self._mtp.config),
             )
-            states = torch.cat((states, found[:, -1:]), dim=1)
+            states = torch.cat((states, self._found.pop()[:, -1:]), dim=1)
         logits: Tensor = self._model.lm_head(states[0, -1])
         return logits
 

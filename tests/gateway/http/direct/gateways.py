@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 from litestar import Litestar
 from structlog.testing import capture_logs
 
 from backends.remote import kinds
 from backends.remote.backend import RemoteBackend
+from gateway import app as app_module
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, EndpointLimit, Experiment, ServedEntity, ServerSection
 from gateway.config.server import Mount
 from gateway.experiments.request_counts import ROWS
+from gateway.service import Service
 from tests.faults.upstream import Asked, Step, Upstream, response, upstream
 from tests.gateway.http.direct.clients import CHAT, CHATS, Request
-from tests.gateway.serving import listening
+from tests.gateway.serving import listening, override
 
 WHOLE = CHATS.answer()
 _TIMES = re.compile(r"(x-(compute|total|inference)-time|x-time-per-token|.*-reset(-.*)?|x-request-id|date)")
@@ -56,10 +60,11 @@ class Gateway:
             await self.settled()
         self.steps.clear()
         assert int(answer.headers.pop("content-length", len(answer.content))) == len(answer.content)
-        body = answer.content.replace(answer.headers["x-request-id"].encode(), b"ID")
+        id = answer.headers["x-request-id"]
+        body = answer.content.replace(id.encode(), b"ID")
         return self.seen(logs) | {
             "status": answer.status_code,
-            "headers": {k: v for k, v in answer.headers.items() if not _TIMES.fullmatch(k)},
+            "headers": {k: v.replace(id, "ID") for k, v in answer.headers.items() if not _TIMES.fullmatch(k)},
             "body": _without_numbers(body),
         }
 
@@ -162,6 +167,18 @@ async def gateway(
             made.append(Gateway(app, backend, there, port))
             async with made[0].client:
                 yield made[0]
+
+
+def fill_disk(patch: pytest.MonkeyPatch, *, full: list[bool]) -> None:
+    """Have the gateways that are made keep no record of a request while `full` has something."""
+
+    def put(*_: Any) -> None:
+        raise OSError("no space left")
+
+    def ledger_of(own: Callable[..., Any], service: Service, endpoint: str) -> Any:
+        return SimpleNamespace(put=put) if full else own(service, endpoint)
+
+    override(patch, app_module, "Service", ledger_of=ledger_of)
 
 
 async def warm(there: Gateway) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gateway import service as service_module
 from gateway.config import Endpoint, ServedEntity
 from gateway.config.endpoint import Paired, Shadow
 from gateway.http.direct import lane
@@ -120,8 +121,8 @@ async def test_a_client_that_leaves_is_counted_for_its_arm(tasks: list[str]) -> 
 
 
 async def test_an_arm_behind_another_one_is_asked_in_a_task(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+    override(monkeypatch, service_module, "BackendHealth", preferred=lambda _own, _self, targets: targets[::-1])
     async with gateway(served=ARMS) as there:
-        monkeypatch.setattr(there.app.state.service.backend_health, "preferred", lambda targets: targets[::-1])
         seen = await there.turn(OPENAI, UNITS["one"], PLAYS["whole"])
     assert tasks == ["task"]
     assert seen["headers"]["served-model-name"] == "other"

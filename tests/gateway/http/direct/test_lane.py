@@ -22,7 +22,7 @@ from gateway.server import client_connection
 from schemas.errors import BackendUnavailable, Fault
 from tests.faults.upstream import Close, Hang, Reset, Step, Wait, response
 from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, COUNTS, REQUESTS, Form, Request, streamed
-from tests.gateway.http.direct.gateways import WHOLE, Gateway, gateway, warm
+from tests.gateway.http.direct.gateways import WHOLE, Gateway, fill_disk, gateway, warm
 from tests.gateway.serving import override
 
 CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -311,11 +311,13 @@ def cannot(*_: Any) -> None:
 
 
 async def test_an_answer_that_cannot_be_counted_is_an_error(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
+    fill_disk(monkeypatch, full=(full := []))
     async with gateway() as there:
         await warm(there)
-        with monkeypatch.context() as patch, capture_logs() as logs:
-            patch.setattr(there.app.state.service, "ledger_of", lambda _: SimpleNamespace(put=cannot))
+        with capture_logs() as logs:
+            full.append(True)
             answer = await there.client.post("/v1/chat/completions", json=CHAT)
+            full.clear()
         assert answer.status_code == 500
         assert "no space" not in answer.text
         await warm(there)

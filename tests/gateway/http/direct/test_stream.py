@@ -6,7 +6,6 @@ import asyncio
 import json
 import socket
 from itertools import accumulate
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,8 +21,7 @@ from gateway.server import client_connection
 from gateway.server.direct_way import DirectWay
 from tests.faults.upstream import END, STREAM, Close, Hang, Pause, Reset, Step, Wait, chunk, response
 from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, OPENAI, REQUESTS, Form, Request, streamed
-from tests.gateway.http.direct.gateways import WHOLE, Gateway, gateway, warm
-from tests.gateway.http.direct.test_lane import cannot
+from tests.gateway.http.direct.gateways import WHOLE, Gateway, fill_disk, gateway, warm
 from tests.gateway.serving import override
 
 ASKED = CHAT | {"stream": True}
@@ -400,10 +398,11 @@ async def _all(reader: asyncio.StreamReader) -> bytes:
 async def test_a_stream_that_cannot_be_counted_has_no_clean_end(
     monkeypatch: pytest.MonkeyPatch, tasks: list[str]
 ) -> None:
+    fill_disk(monkeypatch, full=(full := []))
     async with gateway() as there:
         await warm(there)
-        with monkeypatch.context() as patch, capture_logs() as logs:
-            patch.setattr(there.app.state.service, "ledger_of", lambda _: SimpleNamespace(put=cannot))
+        with capture_logs() as logs:
+            full.append(True)
             there.steps[:] = [STEPS]
             answer = await there.client.post("/v1/chat/completions", json=ASKED)
         assert answer.status_code == 500 or b'"error"' in answer.content

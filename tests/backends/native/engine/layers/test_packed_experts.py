@@ -145,6 +145,8 @@ def made(kind: type[MixtralExperts], config: Any = None) -> Any:
 
 @torch.inference_mode()
 def test_a_norm_behind_each_expert() -> None:
+    if not hasattr(made(MixtralExperts), "has_post_expert_norm"):
+        pytest.skip("transformers before 5.20 has no such norm")
     own = made(Normed)
     given = drawn(own, 9, torch.float32)
     expected = own(*given)
