@@ -21,7 +21,7 @@ from gateway.access.keys import make_keys
 from gateway.config import Config
 from gateway.errors import to_client_error
 from gateway.http import ui
-from gateway.http.answering import status_headers
+from gateway.http.answer_headers import id_headers, status_headers
 from gateway.http.api import engines, feedback, health
 from gateway.http.api import keys as keys_api
 from gateway.http.api.openapi import document
@@ -166,12 +166,11 @@ def _in_protocol(mounts: Mounts) -> Callable[[Request[Any, Any, Any], Exception]
         service: Service = request.app.state.service
         failure.request_id = id = service.new_id()
         reply = operation.codec.error(failure)
-        ids = [(name, id) for name in ("x-request-id", operation.codec.id_header) if name]
         return Response(
             b"" if method == "HEAD" else reply.body,
             status_code=reply.status,
             media_type=reply.media_type,
-            headers=dict((*reply.headers, *status_headers(reply.status), *ids)),
+            headers=dict((*reply.headers, *status_headers(reply.status), *id_headers(operation.codec, id))),
         )
 
     return handle

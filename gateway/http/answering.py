@@ -26,6 +26,7 @@ from gateway.config import TEXTLESS
 from gateway.errors import to_client_error
 from gateway.experiments.metrics import IN_TROUBLE, LOADING
 from gateway.http.accounting import RequestAccount
+from gateway.http.answer_headers import id_headers, status_headers
 from gateway.http.client import Client, Flow
 from gateway.http.read_ahead import DirectSink, read_ahead
 from gateway.http.record import Stage
@@ -49,15 +50,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 _END: HTTPResponseBodyEvent = {"type": "http.response.body", "body": b"", "more_body": False}
-# RFC 9112, section 9.3: a server reads the whole request body or closes the connection after its response; otherwise
-# the rest of the body would be read as the next request. RFC 9110, section 11.6.1: 401 says how to authenticate.
-_CLOSE = (("connection", "close"),)
-_BY_STATUS = {408: _CLOSE, 413: _CLOSE, 401: (("www-authenticate", 'Bearer realm="interlingua"'),)}
-
-
-def status_headers(status: int) -> tuple[tuple[str, str], ...]:
-    """The headers that every answer with this status has, in all protocols."""
-    return _BY_STATUS.get(status, ())
 
 
 class Responder:
@@ -358,10 +350,8 @@ class Responder:
         """The headers of the answer, which begins now."""
         account = self._account
         account.status = status
-        headers = [(b"content-type", media_type.encode()), (b"x-request-id", account.request_id.encode())]
-        if self.codec.id_header:
-            headers.append((self.codec.id_header.encode(), account.request_id.encode()))
-        for name, value in (*more, *ignored_header(account.ignored), *status_headers(status)):
+        headers, ids = [(b"content-type", media_type.encode())], id_headers(self.codec, account.request_id)
+        for name, value in (*ids, *more, *ignored_header(account.ignored), *status_headers(status)):
             headers.append((name.encode(), value.encode()))
         if account.cache_hit is not None:
             # RFC 9211.

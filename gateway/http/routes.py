@@ -15,7 +15,7 @@ from litestar.types import HTTPScope, Receive, Send
 from adapters.base import Reply
 from gateway.config import Role
 from gateway.errors import to_client_error
-from gateway.http.answering import status_headers
+from gateway.http.answer_headers import id_headers, status_headers
 from gateway.http.api import experiment, keys
 from gateway.http.batches.handler import BatchWork, StoreRequestHandler
 from gateway.http.client import AsgiClient, Client
@@ -185,9 +185,9 @@ async def refuse(service: Service, operation: Operation, error: GatewayError, sc
     headers = [
         (b"content-type", reply.media_type.encode()),
         (b"content-length", b"%d" % len(reply.body)),
-        *((name.encode(), id.encode()) for name in ("x-request-id", operation.codec.id_header) if name),
-        *((name.encode(), value.encode()) for name, value in (*reply.headers, *status_headers(reply.status))),
     ]
+    more = (*id_headers(operation.codec, id), *reply.headers, *status_headers(reply.status))
+    headers += [(name.encode(), value.encode()) for name, value in more]
     body = b"" if scope["method"] == "HEAD" else reply.body
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

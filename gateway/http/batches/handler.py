@@ -19,6 +19,7 @@ from gateway.batches.files import FileStore
 from gateway.batches.store import BatchStore, new_id
 from gateway.config import BatchesSection
 from gateway.http.accounting import RequestAccount
+from gateway.http.answer_headers import id_headers
 from gateway.http.answering import Responder
 from gateway.http.batches.clients import Clients
 from gateway.http.batches.runner import BatchRunner
@@ -281,10 +282,9 @@ class StoreRequestHandler:
             headers = [
                 (b"content-type", media_type.encode()),
                 (b"content-length", b"%d" % size),
-                (b"x-request-id", id := self._account.request_id.encode()),
             ]
-            if name := self._operation.codec.id_header:
-                headers.append((name.encode(), id))
+            ids = id_headers(self._operation.codec, self._account.request_id)
+            headers += [(name.encode(), id.encode()) for name, id in ids]
             self._account.status, self._account.stage = 200, "send"
             await self._client.send({"type": "http.response.start", "status": 200, "headers": headers})
             left = 0 if self._head else size

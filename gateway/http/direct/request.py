@@ -13,7 +13,7 @@ from adapters.base import Headers, Reply, ServerCodec
 from backends.direct import DirectExchange
 from gateway.errors import to_client_error
 from gateway.http.accounting import RequestAccount
-from gateway.http.answering import status_headers
+from gateway.http.answer_headers import status_headers
 from gateway.http.observation.observer import RequestObserver
 from schemas.completion import Completion, Timings
 from schemas.ir import Generate, TokenIds
