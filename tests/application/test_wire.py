@@ -71,7 +71,7 @@ KEYS = {
     "databricks": {"error_code", "message"},
     "openai": {"error"},
     "triton": {"error"},
-    "anthropic": {"type", "error"},
+    "anthropic": {"type", "error", "request_id"},
     "ollama": {"error"},
     "gemini": {"error"},
 }
