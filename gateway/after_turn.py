@@ -1,7 +1,7 @@
-"""Work that no answer waits for: it is done at the end of the event loop's turn, when the turn's answers have left.
+"""Work for which nobody waits yet: it is done at the end of the event loop's turn, when what was written has left.
 
 Code that runs several times in a row takes a third of the time that it takes between other code, as the processor still
-has it in its caches. So what ended requests leave to do is done for all requests of a turn together.
+has it in its caches. So what requests that ended, or were just sent, leave to do is done for all of a turn together.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ def _make(call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as error:  # what this request cannot do, others can
-        context = {"message": "an ended request was not logged", "exception": error}
+        context = {"message": "work at the end of a turn failed", "exception": error}
         asyncio.get_running_loop().call_exception_handler(context)

@@ -113,7 +113,10 @@ class Lane:
             exchange.put_back()
             return None
         account.decoded = monotonic() - account.began
-        return (StreamedRequest if request.stream else DirectRequest)(account, operation.codec, exchange, self._headers)
+        if account.plan.has_experiment:
+            # Before anything that is deployed can change.
+            account.exposure = service.experiments.enter(request, account.plan, self._headers)
+        return (StreamedRequest if request.stream else DirectRequest)(account, operation.codec, exchange)
 
     def _read(self, id: str, key: Key | None, body: bytes) -> Generate | None:
         catalog = self._service.catalog

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
@@ -63,7 +63,6 @@ class DirectRequest:
         account: of the request, which is routed.
         codec: of its protocol.
         exchange: with the server.
-        headers: the request's, by lower-case name.
 
     Attributes:
         streams: whether a stream has begun: nothing is to be handed over any more.
@@ -71,15 +70,12 @@ class DirectRequest:
 
     streams = False
 
-    __slots__ = ("_account", "_client", "_codec", "_exchange", "_headers", "_is_ready", "_limits", "_reply")
+    __slots__ = ("_account", "_client", "_codec", "_exchange", "_is_ready", "_limits", "_reply")
 
-    def __init__(
-        self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange, headers: Mapping[str, str]
-    ) -> None:
+    def __init__(self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange) -> None:
         self._account = account
         self._codec = codec
         self._exchange = exchange
-        self._headers = headers
         self._is_ready = False  # for the answer
 
     def send(self, client: DirectClient) -> None:
@@ -152,16 +148,11 @@ class DirectRequest:
     # --- for subclasses ---------------------------------------------------------------------------------------------
 
     def _get_ready(self) -> None:
-        """Do what the answer needs, but not the server, unless it is done. It may fail, and be done again."""
+        """Make what the answer needs, but not the server, unless it is made. It may fail, and be made again."""
         if self._is_ready:
             return
-        account = self._account
-        assert account.request is not None
-        assert account.plan is not None
-        quotas = account.quotas
+        quotas = self._account.quotas
         self._limits = b"".join([b"%b: %b\r\n" % each for each in self._codec.limit_headers(quotas)]) if quotas else b""
-        if account.plan.has_experiment:
-            account.exposure = account.service.experiments.enter(account.request, account.plan, self._headers)
         self._is_ready = True
 
     def _get_ready_early(self) -> None:
