@@ -65,7 +65,7 @@ async def test_what_the_answer_needs_is_done_once_before_or_with_it(
             found.append(counts(there))
     assert found[0] == found[1]
     assert found[0]["exposures"] == [1, 0]
-    assert tasks[0] == "direct"
+    assert tasks == 2 * (["direct", "handed over", "task"] if play == "500" else ["direct"])
 
 
 async def test_users_rate_answers_that_had_no_task(tasks: list[str]) -> None:
