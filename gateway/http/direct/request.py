@@ -157,8 +157,8 @@ class DirectRequest:
     def _get_ready_early(self) -> None:
         try:
             self._get_ready()
-        except Exception:  # noqa: S110 - whatever it is, the answer finds it, too
-            pass
+        except Exception:  # whatever it is, the answer finds it, too
+            self._is_ready = False
 
     def _ask(self) -> None:
         self._exchange.send(RequestObserver(self._account), self)
