@@ -15,7 +15,6 @@ import pytest
 from litestar import Litestar
 from structlog.testing import capture_logs
 
-from backends.remote import kinds
 from backends.remote.backend import RemoteBackend
 from backends.remote.servers import RemoteServers
 from gateway import app as app_module
@@ -24,6 +23,7 @@ from gateway.config import Config, Endpoint, EndpointLimit, Experiment, ServedEn
 from gateway.config.server import Mount
 from gateway.experiments.request_counts import ROWS
 from gateway.service import Service
+from tests.faults.recorded import KINDS
 from tests.faults.upstream import Asked, Step, Upstream, response, upstream
 from tests.gateway.http.direct.clients import CHAT, CHATS, Request
 from tests.gateway.serving import listening, override
@@ -67,7 +67,7 @@ class Gateway:
         assert int(answer.headers.pop("content-length", len(answer.content))) == len(answer.content)
         id = answer.headers["x-request-id"]
         body = answer.content.replace(id.encode(), b"ID")
-        return self.seen(logs) | {
+        return self.seen(logs, id) | {
             "status": answer.status_code,
             "headers": {k: v.replace(id, "ID") for k, v in answer.headers.items() if not _TIMES.fullmatch(k)},
             "body": _without_numbers(body),
@@ -77,8 +77,8 @@ class Gateway:
         while self.app.state.service.running:  # noqa: ASYNC110 - what follows an answer
             await asyncio.sleep(0)
 
-    def seen(self, logs: Any) -> dict[str, Any]:
-        """All that is counted or written down, but for times, ids and ports."""
+    def seen(self, logs: Any, id: str) -> dict[str, Any]:
+        """All that is counted or written down of a request, but for times, ids and ports."""
         entries, _ = self.app.state.service.requests.since({}, 1)
         last = json.loads(entries[-1]) if entries else {}
         times = {"timestamp", "request_id", "trace_id", "duration_s", "first_event_s", "url"}
@@ -92,7 +92,7 @@ class Gateway:
                 (
                     each.line,
                     {k: v for k, v in each.headers.items() if k not in ("host", "content-length")},
-                    _without_numbers(each.body),
+                    _without_numbers(each.body.replace(id.encode(), b"ID")),
                 )
                 for each in self.there.asked
             ],
@@ -148,6 +148,7 @@ async def gateway(
     *limits: EndpointLimit,
     served: tuple[ServedEntity, ...] = ONE,
     hosts: tuple[str, ...] = ("127.0.0.1",),
+    kind: str = "openai",
     **options: Any,
 ) -> AsyncIterator[Gateway]:
     """A gateway whose endpoint has an experiment with feedback if there are several served entities.
@@ -165,8 +166,8 @@ async def gateway(
             "limits": {"keep_alive": 3600.0},
         }
         quick |= {"health_interval": 3600.0, "failures": 10_000}
-        urls = [f"http://{host}:{there.port}/v1" for host in hosts]
-        backend = kinds.openai("far", ({"url": urls[0]} if len(urls) == 1 else {"urls": urls}) | quick | options)
+        urls = [f"http://{host}:{there.port}{'/v1' if kind == 'openai' else ''}" for host in hosts]
+        backend = KINDS[kind]("far", ({"url": urls[0]} if len(urls) == 1 else {"urls": urls}) | quick | options)
         several = isinstance(backend, RemoteServers)
         backends = [each.backend for each in backend._servers] if several else [backend]
         experiment = RATED if len(served) > 1 else Experiment()
