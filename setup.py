@@ -22,6 +22,7 @@ from setuptools.errors import CompileError
 COMPILED = [
     "adapters/formats/frames.py",
     "adapters/formats/sse.py",
+    "adapters/formats/text_runs.py",
     "adapters/openai/client.py",
     "adapters/openai/inbound/chat_stream.py",
     "adapters/openai/inbound/decode.py",

@@ -9,6 +9,7 @@ import msgspec
 
 from adapters.base import (
     Call,
+    ClientCodec,
     Outbound,
     Record,
     Reply,
@@ -118,8 +119,8 @@ def _has(part: object, protocol: type) -> bool:
 
 
 @runtime_checkable
-class PlainClient(Protocol):
-    """The part of a client codec for plain answers: one choice, and nothing of its tokens, not even their ids."""
+class PlainClient(ClientCodec, Protocol):
+    """A client codec that reads plain answers: those of one choice."""
 
     def answers_plainly(self, request: Generate) -> bool:
         """Whether the answer to a request may be one, be it whole or a stream."""

@@ -22,6 +22,12 @@ def has_body_for(protocol: str, dialect: str, request: Generate | Embed) -> bool
     return origin is not None and bool(origin.body) and (origin.protocol, origin.dialect) == (protocol, dialect)
 
 
+def asks_for_one_text(request: Generate) -> bool:
+    """Whether one text is asked for, without its tokens and its prompt."""
+    is_one = request.n == 1 and len(request.prompts) == 1
+    return is_one and not (request.logprobs or request.prompt_logprobs or request.echo)
+
+
 def relayed_body(body: bytes, fixed: Mapping[str, Any]) -> bytes:
     """The client's own body, with the fields `fixed` instead of its own."""
     # Members stay raw: what this server does not know passes byte for byte.

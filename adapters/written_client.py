@@ -1,18 +1,37 @@
-"""The client codec of a protocol that has no token ids, made of the functions that write requests and read answers."""
+"""What client codecs share: the reading of plain answers, and all of those that are made of a protocol's functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from adapters.base import Outbound, Reply, StreamDecoder
+from adapters.base import ClientCodec, Outbound, Reply, StreamDecoder
+from adapters.fold import fold
+from adapters.outbound import asks_for_one_text
+from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
 
 DialectT = TypeVar("DialectT")
 
 
-class WrittenClient(Generic[DialectT]):
+class FoldingClient:
+    """The part of a client codec that reads plain answers (`adapters.optional.PlainClient`) as it reads all answers."""
+
+    def answers_plainly(self, request: Generate) -> bool:
+        """Whether one text is asked for, without its tokens and its prompt."""
+        return asks_for_one_text(request)
+
+    def read_plain(self: ClientCodec, request: Generate, body: bytes) -> Completion | None:
+        """An answer of one choice; None of any other."""
+        try:
+            answer = fold(self.decode(request, Reply(body)))
+        except GatewayError:
+            return None
+        return answer if len(answer.choices) == 1 else None
+
+
+class WrittenClient(FoldingClient, Generic[DialectT]):
     """Client codec of one dialect. A protocol's own names its functions, and says what it ignores.
 
     Args:

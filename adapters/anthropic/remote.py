@@ -6,13 +6,18 @@ for all others, blocks of types that the IR does not have are skipped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.relay import relays
+from adapters.anthropic.text_runs import learn
 from adapters.base import Reply
 from adapters.body import UNREADABLE
 from adapters.formats.frames import FrameReader
+from adapters.formats.sse import EventReader
+from adapters.formats.text_runs import TextRuns
 from adapters.remote_failures import REFUSED, failure_of, malformed, read_json, retry_after
 from schemas import anthropic as wire
 from schemas.errors import BackendError, BackendFailed, ContextLengthExceeded, GatewayError, Incomplete
@@ -23,6 +28,8 @@ from schemas.ir import Delta, Event, Events, Finished, Generate, Relayed, Starte
 # the IR needs (start first, deltas of started blocks only) and closes at message_stop or at the end of the connection.
 _MAX_BLOCKS = 10_000
 """Blocks in one answer; a remote that sends more is malformed."""
+_MOST_TRIES = 4
+"""Deltas of a stream that later ones may repeat; some servers fill each event up to a length of its own."""
 _TOO_LONG = ("prompt is too long", "exceed context limit", "maximum context length")
 
 
@@ -42,6 +49,32 @@ class StreamReader(FrameReader):
         self._reason: str | None = None
         self._stop: str | None = None
         self._started = self._ended = False
+        self._events = EventReader()
+        self._frames = self._events
+        self._runs: TextRuns | None = None
+        self._example: tuple[bytes, wire.RemoteEvent] | None = None  # that later events may repeat with other texts
+        self._tries = _MOST_TRIES
+
+    def framed_run(self) -> Callable[[bytes], int] | None:
+        """What counts the texts of a run that is relayed as it came (`adapters.optional.FramedRunDecoder`)."""
+        runs = self._learned() if self._relays else None
+        return None if runs is None else runs.framed
+
+    def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:
+        """What finds the texts of a run that is not relayed."""
+        runs = None if self._relays else self._learned()
+        return None if runs is None else (runs.choice, runs.framed_texts)
+
+    def pass_by(self, texts: int) -> None:
+        """Do nothing: the server counts the tokens."""
+
+    def _learned(self) -> TextRuns | None:
+        """What events have around their texts, learned from the last delta; None where no event begins."""
+        example, self._example = self._example, None
+        if example is not None:
+            self._tries -= 1
+            self._runs = learn(*example) or self._runs
+        return None if self._ended or not self._events.between_events else self._runs
 
     def close(self) -> Events:
         """The events that end the stream, once the connection was closed or `message_stop` was read."""
@@ -65,6 +98,8 @@ class StreamReader(FrameReader):
                 out += self._early
                 self._early = []
         self._event(event, out)
+        if event.type == "content_block_delta" and self._tries:
+            self._example = data, event
 
     def _event(self, event: wire.RemoteEvent, out: list[Event]) -> None:
         match event.type:

@@ -23,6 +23,10 @@ class OllamaClient(EmbeddingClient[Dialect]):
     write_embed = staticmethod(write_embed)
     read_embeddings = staticmethod(read_embeddings)
 
+    def answers_plainly(self, request: Generate) -> bool:
+        """Whether one text is asked for, and no stream: those are lines of JSON."""
+        return not request.stream and super().answers_plainly(request)
+
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """None of a body that is relayed; else all, since the request is written anew."""
         return () if relays(self._dialect, request) else left_out(request, _SENT)

@@ -10,6 +10,7 @@ from adapters.openai.remote.embeddings import read_embeddings, write_embed
 from adapters.openai.remote.encode_request import is_chat_call, same_dialect, write_body
 from adapters.openai.remote.failures import remote_failure
 from adapters.openai.remote.plain_answer import read_plain_answer
+from adapters.outbound import asks_for_one_text
 from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Embeddings, Events, Generate
@@ -47,8 +48,7 @@ class OpenAIClient:
 
     def answers_plainly(self, request: Generate) -> bool:
         """Whether one text is asked for, without its tokens and its prompt."""
-        is_one = request.n == 1 and len(request.prompts) == 1
-        return is_one and not (request.logprobs or request.prompt_logprobs or request.echo)
+        return asks_for_one_text(request)
 
     def read_plain(self, request: Generate, body: bytes) -> Completion | None:
         """A plain answer; None of any other."""

@@ -7,13 +7,14 @@ from adapters.tgi.dialects import Dialect
 from adapters.tgi.outbound import passes_on, write_request
 from adapters.tgi.remote import StreamReader, read_answer
 from adapters.tgi.remote_failures import remote_failure
+from adapters.written_client import FoldingClient
 from schemas.errors import GatewayError
 from schemas.ir import Embed, Events, Generate
 from schemas.left_out import left_out
 from schemas.origin import Relay
 
 
-class TgiClient:
+class TgiClient(FoldingClient):
     """The client codec of one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:

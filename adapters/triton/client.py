@@ -18,6 +18,7 @@ from adapters.triton.dialects import Dialect
 from adapters.triton.generate.parameters import write as write_parameters
 from adapters.triton.remote.decode_answer import AnswerReader
 from adapters.triton.remote.failures import remote_failure
+from adapters.written_client import FoldingClient
 from schemas.errors import GatewayError, UnsupportedFeature
 from schemas.ir import Embed, Events, Generate, Grammar, ImagePart, TextPrompt, TokensPrompt
 from schemas.left_out import left_out
@@ -34,7 +35,7 @@ class Asked(NamedTuple):
     parameters: dict[str, Any]
 
 
-class TritonClient:
+class TritonClient(FoldingClient):
     """The client codec.
 
     Args:

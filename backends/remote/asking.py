@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from adapters.base import ClientCodec, Outbound, Reply
+from backends.base import Capabilities, Feature
 from backends.observation import Attempt, Upstream, attempt
 from backends.remote.event_stream import EventStream
 from backends.remote.resilience.breaker import Breaker
@@ -70,6 +71,13 @@ def encoded(codecs: Sequence[Spoken], request: Generate) -> tuple[ClientCodec, O
         return codec, addressed(outbound, request, prefix)
     assert refusal is not None
     raise refusal
+
+
+def without_lacking(request: Generate, capabilities: Capabilities) -> Generate:
+    """The request without log-probabilities that the server does not have and the client can do without."""
+    if request.logprobs_optional and Feature.LOGPROBS not in capabilities.features:
+        return replace(request, logprobs=False)
+    return request
 
 
 class Opened(msgspec.Struct, frozen=True, eq=False):

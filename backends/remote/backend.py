@@ -21,7 +21,7 @@ from adapters.optional import EmbeddingCodec, RelayCodec
 from backends.base import Capabilities, Feature, Health, Sink
 from backends.observation import Upstream, retried
 from backends.prompts import as_asked
-from backends.remote.asking import Asking, Opened, Spoken, addressed, encoded
+from backends.remote.asking import Asking, Opened, Spoken, addressed, encoded, without_lacking
 from backends.remote.connect import Connected, Connecting, connect
 from backends.remote.context.lengths import ContextLengths, Telling
 from backends.remote.context.shortening import Shortening
@@ -172,11 +172,16 @@ class RemoteBackend:
         if self._connected is not None:
             await self._connected.aclose()
 
-    async def healthy(self) -> Health:
-        """The state after the last health check; sends nothing."""
+    @property
+    def health(self) -> Health:
+        """The state after the last health check."""
         if self._start_error:
             return Health("failed", self._start_error)
         return Health("loading") if self._health_check is None else self._health_check.health
+
+    async def healthy(self) -> Health:
+        """The same; sends nothing."""
+        return self.health
 
     async def embed(self, request: Embed) -> Embeddings:
         """Request embeddings from the server."""
@@ -232,7 +237,7 @@ class RemoteBackend:
         rewritten = self._chat is not None and isinstance(request.prompts[0], ChatPrompt)
         if rewritten or (self._options.raw_text == "as_chat" and isinstance(request.prompts[0], TextPrompt)):
             return left_out(request)
-        return self._encode(self._without_lacking(request))[0].ignored(request)
+        return self._encode(without_lacking(request, self.capabilities))[0].ignored(request)
 
     async def tokenize(self, request: Tokenize) -> Tokens:
         """Tokenize with the configured tokenizer; the server's own cannot be called."""
@@ -295,7 +300,7 @@ class RemoteBackend:
 
     async def _begun(self, request: Generate) -> tuple[Opened, EventReader | None]:
         """The beginning of the answer to a request as a client sent it, and what finds tool calls in its text."""
-        request = self._without_lacking(self._with_remote_model(request))
+        request = without_lacking(self._with_remote_model(request), self.capabilities)
         timeouts = self._options.timeouts
         # Set before the retries, so that waiting for a connection, pauses and all attempts share one deadline.
         deadline = asyncio.get_running_loop().time() + (timeouts.first_token if request.stream else timeouts.whole)
@@ -376,12 +381,6 @@ class RemoteBackend:
             return request
         # Without its origin: the body of a completion is not to be relayed as that of a chat.
         return msgspec.structs.replace(request, raw_prompt=False, prompts=prompts, origin=None)
-
-    def _without_lacking(self, request: Generate) -> Generate:
-        """The request without log-probabilities that the server does not have and the client can do without."""
-        if request.logprobs_optional and Feature.LOGPROBS not in self.capabilities.features:
-            return msgspec.structs.replace(request, logprobs=False)
-        return request
 
     def _with_remote_model(self, request: R) -> R:
         model = self._options.models.get(request.model)

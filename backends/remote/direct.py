@@ -8,8 +8,7 @@ that has begun.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -18,7 +17,7 @@ from backends.direct import StreamSink, WholeSink
 from backends.observation import Attempt, Observer, Upstream
 from backends.remote.asking import Spoken, encoded
 from backends.remote.direct_stream import Counts, DirectStream
-from backends.remote.id_source import plain_id_source
+from backends.remote.id_source import ids_of
 from backends.remote.options import Timeouts
 from backends.transport import Exchanger, Transport
 from backends.transport.begun import BegunExchange
@@ -33,14 +32,12 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         transport: its direct client.
-        codecs: the protocols that it speaks.
-        plain: the first of them, which reads plain answers.
+        codecs: the protocols that it speaks, which all read plain answers.
         upstream, timeouts, counts: the backend's.
     """
 
     transport: Transport
     codecs: Sequence[Spoken]
-    plain: PlainClient
     upstream: Upstream
     timeouts: Timeouts
     counts: Counts
@@ -49,33 +46,31 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
     def of(
         cls, client: Exchanger, codecs: Sequence[Spoken], upstream: Upstream, timeouts: Timeouts, counts: Counts
     ) -> DirectAsking | None:
-        """What asks a server so; None where its client or its protocol needs a task."""
-        plain = codecs[0].codec
-        if not isinstance(client, Transport) or not isinstance(plain, PlainClient):
+        """What asks a server so; None where its client or a protocol needs a task."""
+        if not isinstance(client, Transport) or not all(isinstance(each.codec, PlainClient) for each in codecs):
             return None
-        return cls(client, codecs, plain, upstream, timeouts, counts)
+        return cls(client, codecs, upstream, timeouts, counts)
 
     def exchange(self, request: Generate) -> RemoteExchange | None:
         """An exchange for a request as the server is to get it; None: it is to be asked in a task."""
-        if not self.plain.answers_plainly(request):
-            return None
         try:
             codec, outbound = encoded(self.codecs, request)
-            if codec is not self.codecs[0].codec:
+            if not (plain := cast(PlainClient, codec)).answers_plainly(request):
                 return None
             begun = self.transport.begin(outbound)
         except GatewayError:
             return None
-        return None if begun is None else RemoteExchange(self, request, begun)
+        return None if begun is None else RemoteExchange(self, plain, request, begun)
 
 
 class RemoteExchange:
     """One exchange (`backends.direct.DirectExchange`)."""
 
-    __slots__ = ("_asking", "_attempt", "_begun", "_request", "_sink", "_stream")
+    __slots__ = ("_asking", "_attempt", "_begun", "_codec", "_request", "_sink", "_stream")
 
-    def __init__(self, asking: DirectAsking, request: Generate, begun: BegunExchange) -> None:
+    def __init__(self, asking: DirectAsking, codec: PlainClient, request: Generate, begun: BegunExchange) -> None:
         self._asking = asking
+        self._codec = codec
         self._request = request
         self._begun = begun
         self._stream: DirectStream | None = None
@@ -91,8 +86,9 @@ class RemoteExchange:
         """Send the request for a stream."""
         asking, timeouts = self._asking, self._asking.timeouts
         attempt = observer.attempt(asking.upstream, self._request.model)
-        decoder = partial(asking.codecs[0].codec.decoder, self._request)
-        self._stream = stream = DirectStream(self._begun, decoder, sink, attempt, timeouts.idle, asking.counts)
+        self._stream = stream = DirectStream(
+            self._begun, self._codec, self._request, sink, attempt, timeouts.idle, asking.counts
+        )
         self._begun.send(stream.hear, timeouts.first_token)
 
     def put_back(self) -> None:
@@ -134,10 +130,10 @@ class RemoteExchange:
         assert sink is not None
         body = begun.whole(_JSON)
         try:
-            answer = None if body is None else asking.plain.read_plain(self._request, body)
+            answer = None if body is None else self._codec.read_plain(self._request, body)
         except Exception:  # whatever it is, the task finds it, too
             answer = None
-        if answer is None or not sink.prepare(answer, plain_id_source(begun.connection.headers)):
+        if answer is None or not sink.prepare(answer, ids_of(self._codec, self._request, begun.connection.headers)):
             sink.go_on()
             return
         begun.finish()

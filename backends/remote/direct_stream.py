@@ -12,17 +12,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from adapters.base import StreamDecoder
+from adapters.base import ClientCodec, StreamDecoder
 from adapters.optional import FramedRunDecoder, finds_framed_runs
 from backends.direct import StreamSink
 from backends.observation import Attempt
 from backends.remote.event_stream import AnswerDecoder, idle_error, truncated_error
-from backends.remote.id_source import marked, plain_id_source
+from backends.remote.id_source import ids_of, marked
 from backends.remote.resilience.breaker import Breaker
 from backends.remote.resilience.retry import RetryBudget
 from backends.transport.begun import BegunExchange
 from schemas.errors import BackendTimeout, GatewayError, Incomplete
-from schemas.ir import Events, Usage
+from schemas.ir import Events, Generate, Usage
 
 _EVENTS = (b"text/event-stream",)
 _MOST_BEFORE = 4096
@@ -47,7 +47,8 @@ class DirectStream(AnswerDecoder):
 
     Args:
         begun: the exchange.
-        make_decoder: of the answer.
+        codec: of the server's protocol.
+        request: as it was sent.
         sink: gets the events.
         attempt: who listens.
         idle: the most seconds between two batches of events.
@@ -57,14 +58,15 @@ class DirectStream(AnswerDecoder):
     __slots__ = (
         "_attempt",
         "_begun",
+        "_codec",
         "_connection",
         "_count_framed",
         "_counts",
         "_find_texts",
         "_fresh",
         "_idle",
-        "_make_decoder",
         "_passed_by",
+        "_request",
         "_runs",
         "_sink",
     )
@@ -72,7 +74,8 @@ class DirectStream(AnswerDecoder):
     def __init__(
         self,
         begun: BegunExchange,
-        make_decoder: Callable[[], StreamDecoder],
+        codec: ClientCodec,
+        request: Generate,
         sink: StreamSink,
         attempt: Attempt,
         idle: float,
@@ -81,7 +84,8 @@ class DirectStream(AnswerDecoder):
         super().__init__()
         self._begun = begun
         self._connection = begun.connection
-        self._make_decoder = make_decoder
+        self._codec = codec
+        self._request = request
         self._fresh: StreamDecoder | None = None  # has read nothing
         self._sink = sink
         self._attempt = attempt
@@ -106,7 +110,7 @@ class DirectStream(AnswerDecoder):
 
     def get_ready(self) -> None:
         """Make the decoder, which is else made when the answer comes."""
-        self._fresh = self._make_decoder()
+        self._fresh = self._codec.decoder(self._request)
 
     def pause(self) -> None:
         """Wait for nothing more."""
@@ -126,7 +130,7 @@ class DirectStream(AnswerDecoder):
         """The events of the answer's first bytes; None: they are for a task."""
         if not data:
             return ()
-        self._decoder, self._fresh = self._fresh or self._make_decoder(), None
+        self._decoder, self._fresh = self._fresh or self._codec.decoder(self._request), None
         try:
             # Without events a new decoder gets these bytes again, with more behind them.
             return self._decoder.feed(data)
@@ -135,7 +139,8 @@ class DirectStream(AnswerDecoder):
 
     def _begin(self, events: Events) -> None:
         try:
-            if not self._sink.begin(marked(events, plain_id_source(self._connection.headers))):
+            ids = ids_of(self._codec, self._request, self._connection.headers)
+            if not self._sink.begin(marked(events, ids)):
                 self._sink.go_on()
                 return
         except Exception as error:

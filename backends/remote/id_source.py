@@ -6,8 +6,8 @@ from typing import get_args
 
 import msgspec
 
-from adapters.base import TOKEN_IDS, RawHeaders
-from schemas.ir import Events, Started, TokenIds
+from adapters.base import TOKEN_IDS, ClientCodec, RawHeaders
+from schemas.ir import Events, Generate, Started, TokenIds
 
 # "model" is left out: a gateway sends the header only for ids that may not be the model's (`token_id_headers`).
 _MARKS: dict[str, TokenIds] = {mark: mark for mark in get_args(TokenIds) if mark != "model"}
@@ -31,12 +31,13 @@ def id_source(mark: str, *, from_server: bool, retokenised: bool) -> TokenIds:
     return "retokenised" if retokenised else "synthetic"
 
 
-def plain_id_source(headers: RawHeaders) -> TokenIds:
-    """The same of an answer without ids, by all its headers."""
+def ids_of(codec: ClientCodec, request: Generate, headers: RawHeaders) -> TokenIds:
+    """The same of the answer to a request, by all its headers, where no tokenizer fills in others."""
+    from_server = codec.returns_token_ids(request)
     for name, value in headers:
         if name == _NAME:
-            return id_source(value.decode("latin-1"), from_server=False, retokenised=False)
-    return "synthetic"
+            return id_source(value.decode("latin-1"), from_server=from_server, retokenised=False)
+    return "model" if from_server else "synthetic"
 
 
 def marked(events: Events, ids: TokenIds) -> Events:

@@ -8,6 +8,8 @@ Strategy:
   processes alike.
 - A server that an endpoint picker has chosen goes before all of this, if it is well.
 - `latency` takes the server whose first event is expected first: its mean so far, for each request that it has.
+- A plain request is sent without a task (`backends.direct`). A task that goes on with it begins with the server that
+  has it, and asks the others as ever.
 """
 
 from __future__ import annotations
@@ -15,18 +17,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import random
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import structlog
 
 from backends.affinity import Candidate, PrefixIndex, choose, destination, draws
 from backends.base import Capabilities, Health, Sink
+from backends.direct import DirectExchange, StreamSink, WholeSink
+from backends.observation import Attempt, Observer, Phases, Upstream
 from backends.prompts import conversation_of, texts_of
 from backends.remote.backend import RemoteBackend
 from backends.remote.options import RemoteRouting
@@ -43,6 +48,7 @@ _REMEMBERED = 20_000
 """Blocks that are remembered of a server, the latest ones: some 20 million characters."""
 _NEWEST = 0.2
 """The weight of the newest time to a first event in a server's mean."""
+_WELL = Health("ready")
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +69,10 @@ class _Server:
     in_flight: int = 0
     latency: float = 0.0
     sent: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+
+
+_SENT_TO: ContextVar[_Server | None] = ContextVar("sent_to", default=None)
+"""The server that has the request with which the present task goes on; None: none has it, or it was asked already."""
 
 
 class RemoteServers:
@@ -101,7 +111,7 @@ class RemoteServers:
 
     async def healthy(self) -> Health:
         """The state of the best server."""
-        states = [await server.backend.healthy() for server in self._servers]
+        states = [server.backend.health for server in self._servers]
         return min(states, key=lambda health: (("ready", "loading", "failed").index(health.status), health.detail))
 
     def generate(self, request: Generate) -> AsyncGenerator[Events, None]:
@@ -110,7 +120,7 @@ class RemoteServers:
 
     async def generate_into(self, request: Generate, sink: Sink | None) -> AsyncGenerator[Events, None]:
         """As `generate`, but for the batches that the sink has taken: none of the first ones."""
-        order = await self._order(request)
+        order = self._order(request)
         for server in order:
             began, started = time.monotonic(), False
             server.in_flight += 1
@@ -129,6 +139,14 @@ class RemoteServers:
             finally:
                 server.in_flight -= 1
 
+    def exchange(self, request: Generate) -> DirectExchange | None:
+        """An exchange with one server, without a task (`backends.direct`)."""
+        if self._routing == "latency":  # which learns from first events
+            return None
+        server = self._order(request)[0]
+        exchange = server.backend.exchange(request)
+        return None if exchange is None else _ServerExchange(server, exchange)
+
     async def embed(self, request: Embed) -> Embeddings:
         """Request embeddings from one server."""
         return await self._ask(request, lambda backend: backend.embed(request))
@@ -146,7 +164,7 @@ class RemoteServers:
         return self._first.ignored(request)
 
     async def _ask(self, request: Embed | Relay, ask: Callable[[RemoteBackend], Awaitable[R]]) -> R:
-        order = await self._order(request)
+        order = self._order(request)
         for server in order:
             server.in_flight += 1
             try:
@@ -159,11 +177,13 @@ class RemoteServers:
                 server.in_flight -= 1
         raise AssertionError("the last server has answered or failed")
 
-    async def _order(self, request: Generate | Embed | Relay) -> list[_Server]:
+    def _order(self, request: Generate | Embed | Relay) -> list[_Server]:
         """The servers in the order in which they are asked."""
-        states = {id(server): await server.backend.healthy() for server in self._servers}
-        well = [server for server in self._servers if states[id(server)] == Health("ready")]
-        chosen = self._choose(well or self._servers, request)
+        well = [server for server in self._servers if server.backend.health == _WELL]
+        if (chosen := _SENT_TO.get()) in self._servers:
+            _SENT_TO.set(None)  # what else this task asks goes where it belongs
+        else:
+            chosen = self._choose(well or self._servers, request)
         others = [server for server in self._servers if server is not chosen]
         return [chosen, *sorted(others, key=lambda server: (server not in well, server.in_flight))]
 
@@ -203,6 +223,91 @@ class RemoteServers:
 
     def _log_failure(self, server: _Server, error: GatewayError) -> None:
         log.warning("server.failed", backend=self.name, url=server.name, error=error.kind)
+
+
+class _ServerExchange:
+    """An exchange with one of the servers (`backends.direct.DirectExchange`): its request is one of the server's.
+
+    Args:
+        server: the one.
+        exchange: with it.
+    """
+
+    __slots__ = ("_exchange", "_load", "_server")
+
+    def __init__(self, server: _Server, exchange: DirectExchange) -> None:
+        self._server = server
+        self._exchange = exchange
+        self._load: _Load | None = None
+
+    def send(self, observer: Observer, sink: WholeSink) -> None:
+        self._load = _Load(self._server, observer)
+        self._exchange.send(self._load, sink)
+
+    def stream(self, observer: Observer, sink: StreamSink) -> None:
+        self._load = _Load(self._server, observer)
+        self._exchange.stream(self._load, sink)
+
+    def put_back(self) -> None:
+        self._exchange.put_back()
+
+    def get_ready(self) -> None:
+        self._exchange.get_ready()
+
+    def pause(self) -> None:
+        self._exchange.pause()
+
+    def resume(self) -> None:
+        self._exchange.resume()
+
+    def leave(self) -> None:
+        self._exchange.leave()
+
+    def hand_over(self) -> Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]:
+        assert self._load is not None
+        self._load.leave()  # the task counts it again
+        wrap, server = self._exchange.hand_over(), self._server
+
+        async def go_on(work: Coroutine[Any, Any, None]) -> None:
+            _SENT_TO.set(server)
+            await wrap(work)
+
+        return go_on
+
+
+class _Load:
+    """A request that a server has, counted until its attempt ends: listens to it for another observer."""
+
+    __slots__ = ("_attempt", "_observer", "_server", "headers")
+
+    def __init__(self, server: _Server, observer: Observer) -> None:
+        self._server: _Server | None = server
+        self._observer = observer
+        server.in_flight += 1
+
+    def attempt(self, upstream: Upstream, model: str) -> Attempt:
+        self._attempt = self._observer.attempt(upstream, model)
+        self.headers = self._attempt.headers
+        return self
+
+    def retried(self, backend: str) -> None:
+        self._observer.retried(backend)
+
+    def engine_ran(self, sequences: Sequence[Phases]) -> None:
+        self._observer.engine_ran(sequences)
+
+    def answered(self, status: int) -> None:
+        self._attempt.answered(status)
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.leave()
+        self._attempt.end(error)
+
+    def leave(self) -> None:
+        """Count it no more."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.in_flight -= 1
 
 
 def _address_of(url: str) -> str:

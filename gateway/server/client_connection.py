@@ -230,7 +230,7 @@ class ClientConnection(HttpToolsProtocol):
             transport.close()
 
     def _end_if_stalled(self, now: float) -> None:
-        if self.transport.stalled(now) > self._limits.write_stall:
+        if self.transport.has_stalled(now, self._limits.write_stall):
             self._on_refused("write_stall")
             self.transport.abort()
         elif self.flow.held and self._left is None:

@@ -99,13 +99,16 @@ class ClientTransport:
         """Measure the client's progress anew: between answers it has nothing to take."""
         self._taken_at = None
 
-    def stalled(self, now: float) -> float:
-        """Seconds for which the client has taken nothing of what is written; 0.0 if it has taken all."""
+    def has_stalled(self, now: float, limit: float) -> bool:
+        """Whether the client has taken nothing of what is written for `limit` seconds, or a quarter more."""
+        # The kernel is asked four times within the limit, and not in each sweep.
+        if self._taken_at is not None and now - self._taken_at < limit / 4:
+            return False
         waiting = self._outbox.unsent + _unsent(self._transport.get_extra_info("socket"))
         taken = self._outbox.written - waiting
         if waiting == 0 or taken > self._taken or self._taken_at is None:
             self._taken, self._taken_at = taken, now
-        return now - self._taken_at
+        return now - self._taken_at > limit
 
     def has_hung_up(self) -> bool:
         """Whether the client has left, or has ended its sending side, with bytes still unread."""

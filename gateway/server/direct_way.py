@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -36,6 +37,12 @@ class Answering(Connected, Protocol):
     def on_response_complete(self) -> None:
         """Go on with the next request."""
         ...
+
+
+@lru_cache(maxsize=4)
+def _lines(fields: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """Headers as they are sent. Those of every answer change once a second."""
+    return b"".join([b"%b: %b\r\n" % field for field in fields])
 
 
 class DirectWay:
@@ -156,8 +163,7 @@ class DirectWay:
 
     def _common(self, status: int) -> bytes:
         """The begin of each answer."""
-        common = [b"%b: %b\r\n" % field for field in self._connection.server_state.default_headers]
-        return STATUS_LINE[status] + b"".join(common)
+        return STATUS_LINE[status] + _lines(tuple(self._connection.server_state.default_headers))
 
     def _lane(self, head: Head) -> Lane | None:
         connection, lanes = self._connection, head.lanes

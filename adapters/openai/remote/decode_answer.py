@@ -14,11 +14,12 @@ from adapters.base import Reply
 from adapters.body import UNREADABLE
 from adapters.formats.frames import FrameReader
 from adapters.formats.sse import EventReader
+from adapters.formats.text_runs import TextRuns
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.echo import without_echo
 from adapters.openai.remote.encode_request import raw_fields, relays_answer
 from adapters.openai.remote.failures import event_failure, is_error
-from adapters.openai.remote.text_runs import TextRuns, learn
+from adapters.openai.remote.text_runs import learn
 from adapters.openai.remote.thoughts import ThoughtReader, google_content, has_thought
 from adapters.openai.remote.tokens import Aligner, remote_tokens
 from adapters.remote_failures import malformed

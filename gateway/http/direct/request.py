@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
@@ -156,8 +155,10 @@ class DirectRequest:
         self._is_ready = True
 
     def _get_ready_early(self) -> None:
-        with suppress(Exception):  # whatever it is, the answer finds it, too
+        try:
             self._get_ready()
+        except Exception:  # whatever it is, the answer finds it, too
+            self._is_ready = False
 
     def _ask(self) -> None:
         self._exchange.send(RequestObserver(self._account), self)

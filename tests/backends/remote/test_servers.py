@@ -107,8 +107,8 @@ async def test_a_long_prompt_goes_where_its_beginning_went() -> None:
         while not any(each.asked for each in made):  # noqa: ASYNC110 - by the socket
             await asyncio.sleep(0.001)
         long = replace(request("openai", stream=False), prompts=(TextPrompt(text),), raw_prompt=True)
-        order = await backend._order(long)
-        assert (await backend._order(replace(long, prompts=(TextPrompt(text + "And?"),))))[0] is order[0]
+        order = backend._order(long)
+        assert (backend._order(replace(long, prompts=(TextPrompt(text + "And?"),))))[0] is order[0]
         assert Counter(map(len, [each.sent for each in backend._servers])) == Counter([len(text) // 1024, 0])
         slow.cancel()
         await asyncio.wait([slow])

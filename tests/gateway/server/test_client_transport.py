@@ -69,7 +69,7 @@ async def test_a_connection_that_tls_has_lost_has_hung_up(transport: Any, record
     recorder.get_extra_info = lambda _: None
     recorder.get_write_buffer_size = lambda: 0
     assert transport.has_hung_up()
-    assert transport.stalled(1.0) == 0.0
+    assert not transport.has_stalled(1.0, 0.0)
 
 
 async def test_an_error_at_one_connection_leaves_the_limits_of_the_others_in_force() -> None:

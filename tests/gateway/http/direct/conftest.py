@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from itertools import repeat
 from typing import Any
 
 import pytest
 
+from backends.remote import servers
 from gateway.http.direct import lane
 from gateway.http.request import RequestHandler
 from tests.gateway.http.direct.gateways import ARMS, ONE, gateway
@@ -35,13 +37,18 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ways
 
 
-@pytest.fixture(scope="module", params=[ONE, ARMS], ids=["one served entity", "an experiment"])
+@pytest.fixture(
+    scope="module",
+    params=[{"served": ONE}, {"served": ARMS}, {"hosts": ("127.0.0.1", "localhost"), "routing": "least"}],
+    ids=["one served entity", "an experiment", "two servers"],
+)
 def both(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A gateway as it is and one whose requests all have tasks, with what runs them."""
     with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setenv("DIRECT_KEY", "secret")
+        patch.setattr(servers, "draws", lambda _: repeat(0.0))  # the first of servers that have as much
         stack = AsyncExitStack()
-        gateways = [runner.run(stack.enter_async_context(gateway(served=request.param))) for _ in range(2)]
+        gateways = [runner.run(stack.enter_async_context(gateway(**request.param))) for _ in range(2)]
         gateways[1].app.asgi_handler.lane = lambda _: None  # type: ignore[union-attr]
         yield runner, gateways
         runner.run(stack.aclose())

@@ -15,14 +15,15 @@ import pytest
 from litestar import Litestar
 from structlog.testing import capture_logs
 
-from backends.remote import kinds
 from backends.remote.backend import RemoteBackend
+from backends.remote.servers import RemoteServers
 from gateway import app as app_module
 from gateway.app import create_app
 from gateway.config import Config, Endpoint, EndpointLimit, Experiment, ServedEntity, ServerSection
 from gateway.config.server import Mount
 from gateway.experiments.request_counts import ROWS
 from gateway.service import Service
+from tests.faults.recorded import KINDS
 from tests.faults.upstream import Asked, Step, Upstream, response, upstream
 from tests.gateway.http.direct.clients import CHAT, CHATS, Request
 from tests.gateway.serving import listening, override
@@ -35,10 +36,14 @@ _SEED = re.compile(rb'"seed":\d{8,}')
 
 
 class Gateway:
-    """A gateway in front of an upstream that plays what a turn wants, once, and then answers whole."""
+    """A gateway in front of an upstream that plays what a turn wants, once, and then answers whole.
 
-    def __init__(self, app: Litestar, backend: RemoteBackend, there: Upstream, port: int) -> None:
-        self.app, self.backend, self.there = app, backend, there
+    `backends` has one for each name of the upstream's host, `backend` is the first.
+    """
+
+    def __init__(self, app: Litestar, backends: list[RemoteBackend], there: Upstream, port: int) -> None:
+        self.app, self.backends, self.there = app, backends, there
+        self.backend = backends[0]
         self.client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
         self.client.headers["authorization"] = "Bearer secret"
         self.port = port
@@ -62,7 +67,7 @@ class Gateway:
         assert int(answer.headers.pop("content-length", len(answer.content))) == len(answer.content)
         id = answer.headers["x-request-id"]
         body = answer.content.replace(id.encode(), b"ID")
-        return self.seen(logs) | {
+        return self.seen(logs, id) | {
             "status": answer.status_code,
             "headers": {k: v.replace(id, "ID") for k, v in answer.headers.items() if not _TIMES.fullmatch(k)},
             "body": _without_numbers(body),
@@ -72,11 +77,11 @@ class Gateway:
         while self.app.state.service.running:  # noqa: ASYNC110 - what follows an answer
             await asyncio.sleep(0)
 
-    def seen(self, logs: Any) -> dict[str, Any]:
-        """All that is counted or written down, but for times and ids."""
+    def seen(self, logs: Any, id: str) -> dict[str, Any]:
+        """All that is counted or written down of a request, but for times, ids and ports."""
         entries, _ = self.app.state.service.requests.since({}, 1)
         last = json.loads(entries[-1]) if entries else {}
-        times = {"timestamp", "request_id", "trace_id", "duration_s", "first_event_s"}
+        times = {"timestamp", "request_id", "trace_id", "duration_s", "first_event_s", "url"}
         shown = {"id", "time", "decoded", "first_event", "first_token", "duration", "trace_id"}
         return {
             "log": [{k: v for k, v in each.items() if k not in times} for each in logs],
@@ -87,12 +92,12 @@ class Gateway:
                 (
                     each.line,
                     {k: v for k, v in each.headers.items() if k not in ("host", "content-length")},
-                    _without_numbers(each.body),
+                    _without_numbers(each.body.replace(id.encode(), b"ID")),
                 )
                 for each in self.there.asked
             ],
-            "breaker": self.backend._breaker.failures,
-            "budget": round(self.backend._retrier.budget.tokens, 6),
+            "breaker": sum(each._breaker.failures for each in self.backends),
+            "budget": round(sum(each._retrier.budget.tokens for each in self.backends), 6),
             "metrics": self.counts(),
             "experiment": self.experiment(),
         }
@@ -140,9 +145,16 @@ RATED = Experiment(feedback={"rating": "higher"}, unit=("header:x-ab-unit", "use
 
 @asynccontextmanager
 async def gateway(
-    *limits: EndpointLimit, served: tuple[ServedEntity, ...] = ONE, **options: Any
+    *limits: EndpointLimit,
+    served: tuple[ServedEntity, ...] = ONE,
+    hosts: tuple[str, ...] = ("127.0.0.1",),
+    kind: str = "openai",
+    **options: Any,
 ) -> AsyncIterator[Gateway]:
-    """A gateway whose endpoint has an experiment with feedback if there are several served entities."""
+    """A gateway whose endpoint has an experiment with feedback if there are several served entities.
+
+    The upstream is as many servers as it has names.
+    """
     made: list[Gateway] = []
 
     def play(asked: Asked) -> tuple[Step, ...]:
@@ -154,7 +166,10 @@ async def gateway(
             "limits": {"keep_alive": 3600.0},
         }
         quick |= {"health_interval": 3600.0, "failures": 10_000}
-        backend = kinds.openai("far", {"url": f"{there.url}/v1"} | quick | options)
+        urls = [f"http://{host}:{there.port}{'/v1' if kind == 'openai' else ''}" for host in hosts]
+        backend = KINDS[kind]("far", ({"url": urls[0]} if len(urls) == 1 else {"urls": urls}) | quick | options)
+        several = isinstance(backend, RemoteServers)
+        backends = [each.backend for each in backend._servers] if several else [backend]
         experiment = RATED if len(served) > 1 else Experiment()
         endpoint = Endpoint(served_entities=served, experiment=experiment, aliases=("also",), limits=limits)
         config = Config(
@@ -164,7 +179,7 @@ async def gateway(
         )
         app = create_app(config, {"far": backend})
         async with listening(app) as port:
-            made.append(Gateway(app, backend, there, port))
+            made.append(Gateway(app, backends, there, port))
             async with made[0].client:
                 yield made[0]
 
