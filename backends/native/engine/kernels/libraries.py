@@ -96,6 +96,11 @@ LIBRARIES: dict[str, Library] = {
             _for_dtypes("delta_rule_update", *[_POINTER] * 8),
         ),
         Library(
+            "griffin",
+            "decode of RecurrentGemma is about 1.1x slower",
+            _for_dtypes("griffin_update", *[_POINTER] * 12),
+        ),
+        Library(
             "cpu_decode",
             "attention of sequences in decode is 2x to 6x slower",
             _for_dtypes("paged_decode", *[_POINTER] * 10, _FLOAT)

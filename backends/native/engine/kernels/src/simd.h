@@ -64,10 +64,11 @@ inline float sum_lanes(f32x16 values) {
   return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
 
-// The nearest whole number, for |x| < 2^31, and x * 2^n for a whole n from -126 to 127.
+// The nearest whole number, for |x| < 2^31; x * 2^n for a whole n from -126 to 127; and the square root.
 #ifdef __AVX512F__
 inline f32x16 nearest(f32x16 x) { return (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
 inline f32x16 scale_by_power(f32x16 x, f32x16 n) { return (f32x16)_mm512_scalef_ps((__m512)x, (__m512)n); }
+inline f32x16 square_root(f32x16 x) { return (f32x16)_mm512_sqrt_ps((__m512)x); }
 #else
 inline f32x16 nearest(f32x16 x) {
   const f32x16 moved = x + (x < 0.0f ? f32x16{} - 0.5f : f32x16{} + 0.5f);
@@ -75,6 +76,10 @@ inline f32x16 nearest(f32x16 x) {
 }
 inline f32x16 scale_by_power(f32x16 x, f32x16 n) {
   return x * (f32x16)((__builtin_convertvector(n, i32x16) + 127) << 23);
+}
+inline f32x16 square_root(f32x16 x) {
+  for (int lane = 0; lane < LANES; lane++) x[lane] = std::sqrt(x[lane]);
+  return x;
 }
 #endif
 
