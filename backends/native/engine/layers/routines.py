@@ -30,7 +30,7 @@ def find_routine(name: str, device: torch.device, dtype: torch.dtype) -> Routine
 
 def _norm(compiled: Function) -> Routine:
     def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        normed, width = torch.empty_like(rows), len(weight)
+        normed, width = torch.empty_like(rows), rows.shape[-1]
         count = rows.numel() // width
         given = (rows.data_ptr(), weight.data_ptr(), normed.data_ptr())
         compiled(*given, count, width, epsilon, torch.get_num_threads())
