@@ -9,12 +9,10 @@
 
 namespace {
 
-#ifdef __AVX512F__
-constexpr long TILE = 8;  // sequences whose sums are computed together
-#else
-constexpr long TILE = 2;
-#endif
-constexpr long DISTANCE = 4096;   // bytes of the gates' weights that are prefetched ahead
+constexpr int TILE = REGISTER == 64 ? 8 : 2;  // sequences whose sums are computed together, and stay in registers
+typedef uint16_t halves __attribute__((vector_size(REGISTER / 2)));
+constexpr int PARTS = 2 * sizeof(f32x16) / REGISTER;  // of the weights of 16 channels' gates for one input
+constexpr long DISTANCE = 4096;                       // bytes of the gates' weights that are prefetched ahead
 constexpr long SERIAL = 1 << 12;  // up to so many channels, one thread ends before the others would have woken
 
 // `inputs` and `gate`: strides of a sequence. `activates`: whether GELU is applied to the other branch.
@@ -30,6 +28,24 @@ struct Arrays {
   scalar *conv_state, *outputs;
   float *state, *convolved;
 };
+
+// One register of adjacent numbers.
+template <class Dtype>
+floats load_part(const typename Dtype::scalar* from) {
+  if constexpr (std::is_same_v<Dtype, Float32>) {
+    floats numbers;
+    std::memcpy(&numbers, from, sizeof numbers);
+    return numbers;
+  } else {
+    halves numbers;
+    std::memcpy(&numbers, from, sizeof numbers);
+#ifdef __AVX512F__
+    return (floats)(zero_extend(numbers) << 16);
+#else
+    return (floats)(__builtin_convertvector(numbers, words) << 16);
+#endif
+  }
+}
 
 // The state after a token: state * a + input * sqrt(1 - a^2) for a = exp(-8 * rate * kept), rounded where the separate
 // operations round. `into` and `kept` are the gates before their sigmoid.
@@ -52,23 +68,26 @@ void advance(const Arrays<Dtype>& of, const Sizes& size, long head, long first, 
   const auto* weight = of.weight + (head * blocks + first / LANES) * size.width * 2 * LANES;
   const float* inputs = of.convolved + sequence * channels + head * size.width;
   const auto* bias = of.bias + 2 * head * size.width + first;
-  f32x16 into[ROWS], kept[ROWS];
-  for (int at = 0; at < ROWS; at++) into[at] = load<Dtype>(bias, left), kept[at] = load<Dtype>(bias + size.width, left);
+  // Of each sequence the sums of input gates, then of recurrence gates.
+  floats sums[ROWS][PARTS] = {};
   for (long k = 0; k < size.width; k++, weight += 2 * LANES) {
     __builtin_prefetch(reinterpret_cast<const char*>(weight) + DISTANCE);
     __builtin_prefetch(reinterpret_cast<const char*>(weight + LANES) + DISTANCE);
-    const f32x16 by_into = load<Dtype>(weight, LANES), by_kept = load<Dtype>(weight + LANES, LANES);
+    floats by[PARTS];
+    for (int part = 0; part < PARTS; part++) by[part] = load_part<Dtype>(weight + part * (2 * LANES / PARTS));
     for (int at = 0; at < ROWS; at++) {
-      const f32x16 input = f32x16{} + inputs[at * channels + k];
-      into[at] += input * by_into;
-      kept[at] += input * by_kept;
+      const floats input = floats{} + inputs[at * channels + k];
+      for (int part = 0; part < PARTS; part++) sums[at][part] += input * by[part];
     }
   }
   const f32x16 rate = load<Dtype>(of.rate + channel, left);
+  const f32x16 into_bias = load<Dtype>(bias, left), kept_bias = load<Dtype>(bias + size.width, left);
   for (int at = 0; at < ROWS; at++) {
     const long place = row + at * channels;
     const f32x16 input = load<Float32>(of.convolved + place, left), before = load<Float32>(of.state + place, left);
-    const f32x16 state = recur<Dtype>(before, input, into[at], kept[at], rate);
+    f32x16 gates[2];
+    std::memcpy(gates, sums[at], sizeof gates);
+    const f32x16 state = recur<Dtype>(before, input, gates[0] + into_bias, gates[1] + kept_bias, rate);
     store<Float32>(of.state + place, state, left);
     f32x16 gate = load<Dtype>(of.gate + (sequence + at) * size.gate + channel, left);
     if (size.activates) gate = round_to<Dtype>(gated::Gelu::of(gate));

@@ -25,6 +25,17 @@ typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef float f32x4 __attribute__((vector_size(16)));
 
+// A vector that is one register: of wider ones GCC keeps no sums in registers.
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64;  // bytes
+#elif defined(__AVX__)
+constexpr int REGISTER = 32;
+#else
+constexpr int REGISTER = 16;
+#endif
+typedef float floats __attribute__((vector_size(REGISTER)));
+typedef uint32_t words __attribute__((vector_size(REGISTER)));
+
 constexpr i32x16 LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // The lanes of `first` and `second`, those of `first` first: every other one from the first on, and from the second on;
