@@ -1,7 +1,7 @@
 """RMS norms as one compiled routine (`src/rms_norm.h`, `triton_layers`) instead of seven torch operations.
 
-A norm is replaced if it computes what that routine computes, or, on CPUs, what Gemma's module does: there the weight is
-how far a factor is from 1, and a product is rounded once.
+A norm is replaced if it computes what that routine computes, or, on CPUs, what Gemma's module does (the weight is how
+far a factor is from 1, and a product is rounded once) or those of gated delta nets (a norm times a gate's activation).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class FusedNorm(nn.Module):
 
     # Attributes of the norm, epsilon first. Llama's RMS norm and its copies, which are most of transformers', have it.
     _NAMES: tuple[str, ...] = ("variance_epsilon",)
-    _ROUTINE = "rms_norm"
+    _INPUTS = 1  # some take a gate, too
+    _ROUTINES: tuple[str, ...] = ("rms_norm",)
 
     def __init__(self, norm: Any, routine: Routine) -> None:
         super().__init__()
@@ -41,12 +42,15 @@ class FusedNorm(nn.Module):
             return None
         if not all(hasattr(module, name) for name in cls._NAMES):
             return None
-        # Some take a gate, too (Mamba 2, gated delta nets).
-        if len(inspect.signature(module.forward).parameters) != 1:
+        if len(inspect.signature(module.forward).parameters) != cls._INPUTS:
             return None
-        routine = find_routine(cls._ROUTINE, weight.device, weight.dtype)
-        fused = cls(module, routine) if routine else None
-        return fused if fused and _is_equal(module, fused, weight) else None
+        # Tried by result: which activation a gate has is written in many ways.
+        for name in cls._ROUTINES:
+            routine = find_routine(name, weight.device, weight.dtype)
+            fused = cls(module, routine) if routine else None
+            if fused and _is_equal(module, fused, weight, cls._INPUTS):
+                return fused
+        return None
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., width] to the same."""
@@ -62,15 +66,35 @@ class FusedCenteredNorm(FusedNorm):
 
     # Gemma's norm and its copies have `eps`, as many other modules do, and `_norm`.
     _NAMES = ("eps", "_norm")
-    _ROUTINE = "rms_norm_once"
+    _ROUTINES = ("rms_norm_once",)
 
     def __init__(self, norm: Any, routine: Routine) -> None:
         factors = 1.0 + norm.weight.float()
         super().__init__(norm, lambda rows, _, epsilon: routine(rows, factors, epsilon))
 
 
-def _is_equal(norm: Any, fused: FusedNorm, weight: Tensor) -> bool:
-    """Whether both give the same for an ordinary row, and for one so small that epsilon counts."""
-    rows = torch.randn(2, len(weight), generator=torch.Generator().manual_seed(0)) * torch.tensor([[3.0], [1e-3]])
-    rows = rows.to(weight.device, weight.dtype)
-    return alike(norm(rows), fused(rows))
+class FusedGatedNorm(FusedNorm):
+    """Replaces a norm whose output is multiplied by the activation of a gate (gated delta nets)."""
+
+    _INPUTS = 2
+    _ROUTINES = ("rms_norm_silu", "rms_norm_sigmoid")
+
+    def forward(self, rows: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
+        """[..., width] and a gate of the same shape to the same."""
+        if (rows.dtype, rows.shape[-1]) != self._takes or (gate.dtype, gate.shape) != (rows.dtype, rows.shape):
+            normed: Tensor = self.norm(rows, gate)
+        else:
+            normed = self._rms_norm(rows.contiguous(), gate.contiguous(), self.weight, self.epsilon)
+        return normed
+
+
+def _is_equal(norm: Any, fused: FusedNorm, weight: Tensor, inputs: int) -> bool:
+    """Whether both give the same for ordinary rows, and for some so small that epsilon counts."""
+    draw = torch.Generator().manual_seed(0)
+    given = [torch.randn(2, len(weight), generator=draw) * torch.tensor([[3.0], [1e-3]]) for _ in range(inputs)]
+    given = [each.to(weight.device, weight.dtype) for each in given]
+    try:
+        expected = norm(*given)
+    except Exception:  # a foreign module may raise anything if it needs other arguments
+        return False
+    return alike(expected, fused(*given))
