@@ -62,7 +62,9 @@ LIBRARIES: dict[str, Library] = {
             "fused_norm",
             "RMS norms take 2x to 3x as long, decode of one sequence is about 1.1x slower",
             _for_dtypes("rms_norm", *[_POINTER] * 3, *[_LONG] * 2, _FLOAT, _INT)
-            | _for_dtypes("rms_norm_once", *[_POINTER] * 3, *[_LONG] * 2, _FLOAT, _INT),
+            | _for_dtypes("rms_norm_once", *[_POINTER] * 3, *[_LONG] * 2, _FLOAT, _INT)
+            | _for_dtypes("rms_norm_silu", *[_POINTER] * 4, *[_LONG] * 2, _FLOAT, _INT)
+            | _for_dtypes("rms_norm_sigmoid", *[_POINTER] * 4, *[_LONG] * 2, _FLOAT, _INT),
         ),
         Library(
             "fused_attention",
@@ -94,6 +96,11 @@ LIBRARIES: dict[str, Library] = {
             "delta_rule",
             "decode of 32 sequences of models with gated delta rules takes two to three times as long",
             _for_dtypes("delta_rule_update", *[_POINTER] * 8),
+        ),
+        Library(
+            "griffin",
+            "decode of RecurrentGemma is about 1.1x slower",
+            _for_dtypes("griffin_update", *[_POINTER] * 12),
         ),
         Library(
             "cpu_decode",

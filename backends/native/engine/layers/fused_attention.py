@@ -50,6 +50,8 @@ class FusedAttention(Projections):
         self.heads: int = module.q_proj.out_features // module.head_dim
         self.key_heads: int = module.k_proj.out_features // module.head_dim
         self.params = params
+        # What makes its cosines and sines; None: they are given.
+        self.rotary_emb = getattr(module, "rotary_emb", None)
         # Both or none: `_is_made_of_heads` has refused other modules.
         norms = [getattr(module, name, None) for name in _NORMS]
         query_norm, key_norm = (None if norm is None else norm.weight for norm in norms)
@@ -75,10 +77,10 @@ class FusedAttention(Projections):
             # The module's own call is the expectation. It also yields the parameters (scale, window, softcap) that the
             # module gives to the attention function, so that they need not be read from configurations.
             call = _probe(module, module, longest)
+            fused = cls(module, compiled, call.params, join=join)
+            return fused if call.equals(_probe(fused, module, longest)) else None
         except Exception:  # a foreign module may raise anything if it is another kind of attention
             return None
-        fused = cls(module, compiled, call.params, join=join)
-        return fused if call.equals(_probe(fused, module, longest)) else None
 
     @property
     def norm_addresses(self) -> list[int | None]:
@@ -86,11 +88,17 @@ class FusedAttention(Projections):
         return [None if weight is None else weight.data_ptr() for weight in self.norm_weights]
 
     def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor] | None, **_: Any
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        position_ids: Tensor | None = None,
+        **_: Any,
     ) -> tuple[Tensor, None]:
         """[1, tokens, width] to the same, and None for the attention weights, which are never made."""
         report_progress()
         forward = current()
+        if self.rotary_emb is not None:
+            position_embeddings = self.rotary_emb(hidden_states, position_ids)
         joined = self.project(hidden_states)[0]
         # Views into the joined projection: queries, then keys, then values, in the order of `_PROJECTIONS`.
         heads = joined.view(len(joined), -1, self.width)

@@ -109,6 +109,9 @@ class FusedDecoderLayer(nn.Module):
         weight = layer.input_layernorm.weight
         if find_kernel(weight.device, weight.dtype, attention.params) is not CPU_PAGED or attention.width > MAX_WIDTH:
             return None
+        # The compiled code is given cosines and sines.
+        if attention.rotary_emb is not None:
+            return None
         compute = typed_function("fused_decoder_layer", "decoder_layer", weight.dtype)
         fused = cls(layer, compute) if compute is not None else None
         return fused if fused is not None and _is_equal(layer, fused) else None

@@ -18,6 +18,16 @@ def rms_norm_once(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return rms_norm(rows.float(), weight, epsilon).to(rows.dtype)
 
 
+def rms_norm_silu(rows: Tensor, gate: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Norm [..., width] rows and multiply them by SiLU of `gate`, as Qwen3.5's module does."""
+    return (rms_norm(rows, weight, epsilon) * functional.silu(gate.float())).to(rows.dtype)
+
+
+def rms_norm_sigmoid(rows: Tensor, gate: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Norm [..., width] rows and multiply them by the sigmoid of `gate`, as Kimi Linear's module does: rounded once."""
+    return (rms_norm(rows.float(), weight.float(), epsilon) * gate.float().sigmoid()).to(rows.dtype)
+
+
 def add_rms_norm(rows: Tensor, added: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """The sum of two tensors [..., width], and its norm."""
     total = rows + added

@@ -30,13 +30,23 @@ def find_routine(name: str, device: torch.device, dtype: torch.dtype) -> Routine
 
 def _norm(compiled: Function) -> Routine:
     def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        normed, width = torch.empty_like(rows), len(weight)
+        normed, width = torch.empty_like(rows), rows.shape[-1]
         count = rows.numel() // width
         given = (rows.data_ptr(), weight.data_ptr(), normed.data_ptr())
         compiled(*given, count, width, epsilon, torch.get_num_threads())
         return normed
 
     return rms_norm
+
+
+def _gated_norm(compiled: Function) -> Routine:
+    def gated_norm(rows: Tensor, gate: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        normed, width = torch.empty_like(rows), rows.shape[-1]
+        given = (rows.data_ptr(), gate.data_ptr(), weight.data_ptr(), normed.data_ptr())
+        compiled(*given, rows.numel() // width, width, epsilon, torch.get_num_threads())
+        return normed
+
+    return gated_norm
 
 
 def _rotation(compiled: Function) -> Routine:
@@ -80,6 +90,8 @@ def _gate(compiled: Function) -> Routine:
 _ON_CPU: dict[str, tuple[str, str, Callable[[Function], Routine]]] = {
     "rms_norm": ("fused_norm", "rms_norm", _norm),
     "rms_norm_once": ("fused_norm", "rms_norm_once", _norm),
+    "rms_norm_silu": ("fused_norm", "rms_norm_silu", _gated_norm),
+    "rms_norm_sigmoid": ("fused_norm", "rms_norm_sigmoid", _gated_norm),
     "rotate_and_store": ("fused_attention", "rotate_and_store", _rotation),
     "silu_and_mul": ("fused_mlp", "silu_and_mul", _gate),
     "gelu_and_mul": ("fused_mlp", "gelu_and_mul", _gate),

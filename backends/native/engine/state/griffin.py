@@ -1,8 +1,8 @@
 """The recurrent block of Griffin (arXiv 2402.19427; RecurrentGemma) with states from outside.
 
 transformers' block keeps its states as attributes, for one batch at a time, and its convolution sees no inputs before a
-chunk. Its projections are called as they are, and so is its gated linear recurrence but for decode, where both gates
-are one product and nothing is reset.
+chunk. Its projections are called as they are, and so is its gated linear recurrence but for decode, where nothing is
+reset: there all between the projections is one compiled pass, or, where nothing was compiled, both gates one product.
 """
 
 from __future__ import annotations
@@ -14,28 +14,54 @@ from torch import Tensor
 from torch.nn import functional
 
 from backends.native.engine.state.causal_conv import causal_conv_update
+from backends.native.engine.state.griffin_update import GriffinUpdate
 from backends.native.engine.state.step import StateView
 
 BLOCK = "RecurrentGemmaRecurrentBlock"
 """The name of transformers' class."""
-_KEPT = "interlingua_gates"
+_KEPT, _COMPILED = "interlingua_gates", "interlingua_update"
 
 
 def forward(module: Any, states: StateView, input_states: Tensor, position_ids: Tensor) -> tuple[Tensor, None]:
     """[sequences, tokens, width] to the same; `position_ids` is [sequences, tokens]."""
-    layer = module.layer_idx
-    gate = module.act_fn(module.linear_y(input_states))
-    convolved = _convolve(module, states, module.linear_x(input_states).transpose(1, 2))
-    recurrence, before = module.rg_lru, states.get_recurrent_state(layer)
-    if before is not None and convolved.shape[-1] == 1:
-        outputs = _recur(recurrence, convolved[..., 0], before).unsqueeze(1)
-        states.update_recurrent_state(before, layer)
-        return module.linear_out(outputs * gate), None
+    layer, recurrence = module.layer_idx, module.rg_lru
+    branch, inputs = module.linear_y(input_states), module.linear_x(input_states)
+    before, latest = states.get_recurrent_state(layer), states.get_conv_state(layer)
+    if before is not None and latest is not None and inputs.shape[1] == 1:
+        outputs = decode(module, inputs[:, 0], branch[:, 0], latest, before)
+        return module.linear_out(outputs.unsqueeze(1)), None
     recurrence.recurrent_states = before
-    outputs = recurrence(convolved.transpose(1, 2), position_ids)
+    outputs = recurrence(_convolve(module, states, inputs.transpose(1, 2)).transpose(1, 2), position_ids)
     states.update_recurrent_state(recurrence.recurrent_states, layer)
     recurrence.recurrent_states = None
-    return module.linear_out(outputs * gate), None
+    return module.linear_out(outputs * module.act_fn(branch)), None
+
+
+def decode(module: Any, inputs: Tensor, branch: Tensor, latest: Tensor, state: Tensor) -> Tensor:
+    """What the last projection multiplies, [sequences, channels], for one token of each; both states move on in place.
+
+    Args:
+        module: the block.
+        inputs: [sequences, channels], of the convolution.
+        branch: likewise, the other branch before its activation.
+        latest: [sequences, channels, length], the convolution's inputs before, the latest last.
+        state: [sequences, channels], of the recurrence.
+    """
+    compiled = _compiled(module)
+    if compiled is not None and compiled.takes(inputs, branch, latest, state):
+        return compiled.update(inputs, branch, latest, state)
+    weight, bias = module.conv_1d.weight.squeeze(1), module.conv_1d.bias
+    convolved = causal_conv_update(_convolve_one, inputs.unsqueeze(-1), latest, weight, bias)
+    outputs: Tensor = _recur(module.rg_lru, convolved[..., 0], state) * module.act_fn(branch)
+    return outputs
+
+
+def _compiled(module: Any) -> GriffinUpdate | None:
+    """The compiled pass for a block, made at its first use."""
+    if not hasattr(module, _COMPILED):
+        setattr(module, _COMPILED, GriffinUpdate.of(module))
+    found: GriffinUpdate | None = getattr(module, _COMPILED)
+    return found
 
 
 class _Gates(NamedTuple):
@@ -78,11 +104,9 @@ def _recur(recurrence: Any, inputs: Tensor, state: Tensor) -> Tensor:
 
 
 def _convolve(module: Any, states: StateView, inputs: Tensor) -> Tensor:
-    """[sequences, channels, tokens] to the same."""
+    """[sequences, channels, tokens] of prompts to the same."""
     layer, width, convolution = module.layer_idx, module.conv1d_width - 1, module.conv_1d
     before = states.get_conv_state(layer)
-    if before is not None and inputs.shape[-1] == 1:
-        return causal_conv_update(_convolve_one, inputs, before, convolution.weight.squeeze(1), convolution.bias)
     # A copy: the update below changes the state in place.
     before = inputs.new_zeros(*inputs.shape[:2], width) if before is None else before.clone()
     states.update_conv_state(inputs, layer, conv_kernel_size=width)

@@ -94,6 +94,8 @@ class _Separated:
         report_progress()
         arguments = dict(zip(self._names, args, strict=False)) | kwargs
         tokens = sum(len(group.works) * group.works[0].count for group in groups)
+        if len(groups) == 1 and isinstance(groups[0].rows, slice):
+            return self._run_whole(groups[0], arguments, tokens)
         outputs = []
         for group in groups:
             part = {name: _select(value, group, tokens) for name, value in arguments.items() if "mask" not in name}
@@ -102,12 +104,29 @@ class _Separated:
             group.states.write_back()
         return _join(outputs, groups, tokens)
 
+    def _run_whole(self, group: Group, arguments: dict[str, Any], tokens: int) -> Any:
+        """Call the module for the one group of a step, whose rows are the pack's, and so are its LoRA adapters."""
+        packed, apart = (1, tokens), (len(group.works), group.works[0].count)
+        part = {name: _reshape(value, packed, apart) for name, value in arguments.items() if "mask" not in name}
+        output = self._call(group.states, part)
+        group.states.write_back()
+        return _reshape(output, apart, packed)
+
     def _call(self, states: StateView, arguments: dict[str, Any]) -> Any:
         """Call the module for one group of sequences."""
         if self._griffin:
             return griffin.forward(self._module, states, arguments["input_states"], arguments["position_ids"])
         own = selective_scan.starting_from(states, self._module, self._own) if self._scans else self._own
         return own(**arguments | self._masks | {self._cache: states})
+
+
+def _reshape(value: Any, leading: tuple[int, int], wanted: tuple[int, int]) -> Any:
+    """`value` with other leading dimensions, where they are `leading`: a tensor, or a tuple of values."""
+    if isinstance(value, Tensor):
+        return value.reshape(*wanted, *value.shape[2:]) if value.shape[:2] == leading else value
+    if isinstance(value, tuple | list):
+        return type(value)(_reshape(each, leading, wanted) for each in value)
+    return value
 
 
 def _select(value: Any, group: Group, tokens: int) -> Any:
@@ -127,8 +146,6 @@ def _join(outputs: list[Any], groups: list[Group], tokens: int) -> Any:
     # Modules also return what nobody reads: attention weights, the cache.
     if not isinstance(first, Tensor) or first.shape[:2] != (len(groups[0].works), groups[0].works[0].count):
         return first
-    if len(groups) == 1 and isinstance(groups[0].rows, slice):
-        return first.flatten(0, 1).unsqueeze(0)
     joined = first.new_empty(1, tokens, *first.shape[2:])
     for group, output in zip(groups, outputs, strict=True):
         joined[0, group.rows] = output.flatten(0, 1)

@@ -98,36 +98,37 @@ def selective_state_update(  # noqa: PLR0913 - transformers' arguments
     skip = None if D is None else D.float()
     inputs, steps = hidden_states.to(dtype), dt.to(dtype)
     gate = None if z is None else z.to(dtype)
-    if inputs.dim() == 2:  # Mamba's channels are the rows of one head
-        inputs, steps, decay = inputs.unsqueeze(1), steps.unsqueeze(1), decay.unsqueeze(0)
-        bias, skip = (None if each is None else each.unsqueeze(0) for each in (bias, skip))
-        gate = None if gate is None else gate.unsqueeze(1)
-    into, out = (_by_groups(each.to(dtype)) for each in (B, C))
+    into, out = (each if each.stride(-1) == 1 else each.contiguous() for each in (B.to(dtype), C.to(dtype)))
     outputs = torch.empty(inputs.shape, dtype=dtype)
     arrays = (state, decay, bias, skip, steps, inputs, gate, into, out, outputs)
+    # Mamba's channels are the rows of one head, and its `B` and `C` those of one group.
+    heads, groups = (each.shape[1] if each.dim() == 3 else 1 for each in (inputs, into))
     compiled(
         *(None if array is None else array.data_ptr() for array in arrays),
         (ctypes.c_long * 27)(
-            *inputs.shape,
+            inputs.shape[0],
+            heads,
+            inputs.shape[-1],
             size,
-            into.shape[1],
+            groups,
             dt_softplus,
             alike,
             torch.get_num_threads(),
-            *steps.stride(),
-            *inputs.stride(),
-            *(gate.stride() if gate is not None else (0, 0, 0)),
-            *decay.stride()[:2],
-            *(bias.stride() if bias is not None else (0, 0)),
-            *(skip.stride() if skip is not None else (0, 0)),
-            *into.stride()[:2],
-            *out.stride()[:2],
+            *_strides(steps.stride(), 3),
+            *_strides(inputs.stride(), 3),
+            *_strides(() if gate is None else gate.stride(), 3),
+            *_strides(decay.stride() if alike else decay.stride()[:-1], 2),
+            *_strides(() if bias is None else bias.stride(), 2),
+            *_strides(() if skip is None else skip.stride(), 2),
+            *_strides(into.stride(), 3)[:2],
+            *_strides(out.stride(), 3)[:2],
         ),
     )
-    return outputs.view(hidden_states.shape).to(hidden_states.dtype)
+    return outputs.to(hidden_states.dtype)
 
 
-def _by_groups(mixed: Tensor) -> Tensor:
-    """[sequences, size] or [sequences, groups, size] as the latter, whose numbers lie together."""
-    grouped = mixed.unsqueeze(1) if mixed.dim() == 2 else mixed
-    return grouped if grouped.stride(-1) == 1 else grouped.contiguous()
+def _strides(own: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """`count` strides of an array: one without heads, or groups, has one, and those of none are 0."""
+    if not own:
+        return (0,) * count
+    return own if len(own) == count else (*own[:-1], 0, own[-1])

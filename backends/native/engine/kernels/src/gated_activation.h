@@ -10,6 +10,10 @@ inline f32x16 sigmoid(f32x16 x) {
   return 1.0f / (1.0f + vector_exp(-x > highest ? highest : -x));
 }
 
+struct Sigmoid {
+  static f32x16 of(f32x16 x) { return sigmoid(x); }
+};
+
 struct Silu {
   static f32x16 of(f32x16 x) { return x * sigmoid(x); }
 };

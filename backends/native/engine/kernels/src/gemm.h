@@ -31,16 +31,7 @@ constexpr long WIDENED_PIECE = 32;       // the same where the weight is widened
 constexpr long DISTANCE = 8192;          // bytes that a single turn prefetches ahead
 constexpr long MAX_ROWS = 64;            // MAX_ROWS of gemv.py
 
-// A vector that is one register: of wider ones GCC keeps no sums in registers.
-#if defined(__AVX512F__)
-constexpr int REGISTER = 64, SUMS = 24;  // bytes, and how many of the CPU's registers hold sums
-#elif defined(__AVX__)
-constexpr int REGISTER = 32, SUMS = 12;
-#else
-constexpr int REGISTER = 16, SUMS = 24;
-#endif
-typedef float floats __attribute__((vector_size(REGISTER)));
-typedef uint32_t words __attribute__((vector_size(REGISTER)));
+constexpr int SUMS = REGISTER == 32 ? 12 : 24;           // how many of the CPU's registers hold sums
 constexpr int PARTS = BLOCK * sizeof(float) / REGISTER;  // registers of one block
 
 // How many registers of a block a tile takes at a time, so that the sums stay in registers.

@@ -25,6 +25,17 @@ typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef float f32x4 __attribute__((vector_size(16)));
 
+// A vector that is one register: of wider ones GCC keeps no sums in registers.
+#if defined(__AVX512F__)
+constexpr int REGISTER = 64;  // bytes
+#elif defined(__AVX__)
+constexpr int REGISTER = 32;
+#else
+constexpr int REGISTER = 16;
+#endif
+typedef float floats __attribute__((vector_size(REGISTER)));
+typedef uint32_t words __attribute__((vector_size(REGISTER)));
+
 constexpr i32x16 LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // The lanes of `first` and `second`, those of `first` first: every other one from the first on, and from the second on;
@@ -64,10 +75,11 @@ inline float sum_lanes(f32x16 values) {
   return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
 
-// The nearest whole number, for |x| < 2^31, and x * 2^n for a whole n from -126 to 127.
+// The nearest whole number, for |x| < 2^31; x * 2^n for a whole n from -126 to 127; and the square root.
 #ifdef __AVX512F__
 inline f32x16 nearest(f32x16 x) { return (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
 inline f32x16 scale_by_power(f32x16 x, f32x16 n) { return (f32x16)_mm512_scalef_ps((__m512)x, (__m512)n); }
+inline f32x16 square_root(f32x16 x) { return (f32x16)_mm512_sqrt_ps((__m512)x); }
 #else
 inline f32x16 nearest(f32x16 x) {
   const f32x16 moved = x + (x < 0.0f ? f32x16{} - 0.5f : f32x16{} + 0.5f);
@@ -75,6 +87,10 @@ inline f32x16 nearest(f32x16 x) {
 }
 inline f32x16 scale_by_power(f32x16 x, f32x16 n) {
   return x * (f32x16)((__builtin_convertvector(n, i32x16) + 127) << 23);
+}
+inline f32x16 square_root(f32x16 x) {
+  for (int lane = 0; lane < LANES; lane++) x[lane] = std::sqrt(x[lane]);
+  return x;
 }
 #endif
 

@@ -32,6 +32,7 @@ NUMERIC_TESTS = [
     "sampling/test_gumbel.py",
     "state/test_causal_conv.py",
     "state/test_delta_rule.py",
+    "state/test_griffin_update.py",
     "state/test_selective_state.py",
 ]
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+from transformers.models.recurrent_gemma.configuration_recurrent_gemma import RecurrentGemmaConfig
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaAttention
 
 from backends.native.engine.attention.interface import NAME, AttentionMetadata, Forward, running
 from backends.native.engine.attention.kv_cache import KVCache
@@ -63,6 +65,27 @@ def test_output_and_cache_are_those_of_the_models_own(normed: bool, dtype: torch
         found.append((output, layer.keys[metadata.slots], layer.values[metadata.slots]))
     for expected, given in zip(*found, strict=True):
         assert alike(expected, given)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_that_makes_its_own_rotary_embeddings(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16}
+    own: Any = RecurrentGemmaAttention(RecurrentGemmaConfig(**sizes, attn_implementation=NAME), layer_idx=0).to(dtype)
+    fused = FusedAttention.of(own, CONTEXT)
+    assert fused is not None
+    hidden, found = torch.randn(1, 2, 64).to(dtype), []
+    for module, first in ((own, 3), (fused, 3), (fused, 4)):
+        cache = KVCache(2, 8)
+        metadata = AttentionMetadata(torch.tensor([0, 1]), [2], [2], torch.tensor([[0]]))
+        with running(Forward(cache, metadata, reference_kernel)):
+            positions = torch.tensor([[first, first + 1]])
+            output, _ = module(hidden_states=hidden, position_ids=positions, attention_mask=None)
+        found.append((output, cache.layer(0, torch.empty(0), torch.empty(0)).keys[:2]))
+    expected, given, later = found
+    assert all(map(alike, expected, given))
+    assert not alike(expected[1], later[1])
 
 
 def test_rotary_tables_of_another_shape_are_refused() -> None:

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer
 
 from backends.native.engine.attention.interface import AttentionMetadata, Forward, running
 from backends.native.engine.attention.kv_cache import KVCache
 from backends.native.engine.attention.reference import reference_kernel
 from backends.native.engine.attention.registry import best_kernel
 from backends.native.engine.layers.fuse_model import fuse_decoder_layers, fuse_layers
+from backends.native.engine.layers.fused_attention import FusedAttention
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fusion import alike
 from backends.native.engine.layers.packed_linear import pack_linears
@@ -189,6 +190,21 @@ def test_a_layer_that_needs_another_argument_stays() -> None:
     model = build("llama")
     model.model.layers[1].__class__ = NeedsAnotherArgument
     assert len(fused_layers(fused(model))) == 1
+
+
+class OwnRotary(LlamaAttention):
+    def forward(self, hidden_states: Tensor, position_ids: Tensor, **given: Any) -> Any:
+        given["position_embeddings"] = self.rotary_emb(hidden_states, position_ids)
+        return super().forward(hidden_states, **given)
+
+
+def test_a_layer_that_makes_its_own_rotary_embeddings_stays() -> None:
+    model = build("llama")
+    attention = model.model.layers[1].self_attn
+    attention.__class__, attention.rotary_emb = OwnRotary, model.model.rotary_emb
+    own = fused(model)
+    assert type(own.model.layers[1].self_attn) is FusedAttention
+    assert len(fused_layers(own)) == 1
 
 
 def test_layers_whose_linears_are_not_joined_stay() -> None:

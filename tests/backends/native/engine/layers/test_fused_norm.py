@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import nn
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
 from backends.native.engine.kernels import jit
-from backends.native.engine.layers.fused_norm import FusedCenteredNorm, FusedNorm
+from backends.native.engine.layers.fused_norm import FusedCenteredNorm, FusedGatedNorm, FusedNorm
 from backends.native.engine.layers.fusion import replace_modules
 from tests.backends.native.engine.kernels.compilers import needs_compiler
 
@@ -119,6 +122,43 @@ def test_another_center_is_not_gemmas() -> None:
             return self._norm(rows) * (1.01 + self.weight)
 
     assert FusedCenteredNorm.of(Other(32)) is None
+
+
+@torch.inference_mode()
+@needs_compiler
+@pytest.mark.parametrize("kind", [Qwen3_5RMSNormGated, KimiLinearRMSNormGated])
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1, 64), (7, 896), (2, 5, 7), (0, 64)])
+def test_norms_that_take_a_gate(
+    kind: type[nn.Module], dtype: torch.dtype, tolerance: float, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    plain, rows = kind(shape[-1]), torch.randn(shape).to(dtype)
+    gate = torch.randn(*shape[:-1], 2 * shape[-1]).to(dtype)[..., ::2]
+    plain.weight.data.normal_()
+    fused = FusedGatedNorm.of(plain.to(dtype))
+    assert fused is not None
+    torch.testing.assert_close(fused(rows, gate), plain(rows, gate), rtol=tolerance, atol=tolerance)
+    if rows.numel():
+        assert not torch.allclose(fused(rows, -gate), plain(rows, gate), rtol=tolerance, atol=tolerance)
+    # Left to the module.
+    assert torch.equal(fused(rows.double(), gate), plain(rows.double(), gate))
+    assert torch.equal(fused(rows, gate[..., :1]), plain(rows, gate[..., :1]))
+
+
+@needs_compiler
+def test_other_gates_stay() -> None:
+    class Scaled(Qwen3_5RMSNormGated):
+        def forward(self, rows: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+            return super().forward(rows, 1.01 * gate)
+
+    class Other(Qwen3_5RMSNormGated):
+        def forward(self, rows: torch.Tensor, gate: int) -> torch.Tensor:
+            return super().forward(rows, rows[:, [gate]])
+
+    for module in (Scaled(32), Other(32), MambaRMSNormGated(32, 32), norm(32), nn.Linear(32, 32)):
+        assert FusedGatedNorm.of(module) is None
+    assert FusedNorm.of(Qwen3_5RMSNormGated(32)) is None
 
 
 def test_without_a_compiler_norms_stay(monkeypatch: pytest.MonkeyPatch) -> None:

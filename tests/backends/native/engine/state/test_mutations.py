@@ -14,12 +14,13 @@ from backends.native.engine.kernels import jit
 from backends.native.engine.kernels.libraries import LIBRARIES
 from backends.native.engine.kernels.library_cache import FOLDER_VARIABLE
 from tests.backends.native.engine.kernels.compilers import needs_compiler
-from tests.backends.native.engine.state import test_delta_rule, test_selective_state
+from tests.backends.native.engine.state import test_delta_rule, test_griffin_update, test_selective_state
 
 pytestmark = [pytest.mark.torch, needs_compiler]
 
 COMPARISONS: dict[str, tuple[Callable[..., None], list[tuple[Any, ...]]]] = {
     "delta_rule": (test_delta_rule.compare, test_delta_rule.CASES),
+    "griffin": (test_griffin_update.compare, test_griffin_update.CASES),
     "selective_state": (test_selective_state.compare, test_selective_state.CASES),
 }
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
@@ -36,6 +37,30 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "another head's keys": ("at / (size.heads / size.key_heads)", "at % size.key_heads"),
         "adjacent queries": ("sequence * size.query[0]", "sequence * size.key_heads * size.keys"),
         "the first sequence's values": ("sequence * size.value[0] + at", "at"),
+    },
+    "griffin": {
+        "no bias of the convolution": ("of.conv_bias ? of.conv_bias + channel : nullptr", "nullptr"),
+        "adjacent inputs": ("of.inputs + sequence * size.inputs", "of.inputs + sequence * channels"),
+        "adjacent gates": ("(sequence + at) * size.gate", "(sequence + at) * channels"),
+        "another state of the convolution": (
+            "of.conv_state + place * size.length",
+            "of.conv_state + channel * size.length",
+        ),
+        "no bias of input gates": ("gates[0] + into_bias", "gates[0]"),
+        "no bias of recurrence gates": ("gates[1] + kept_bias", "gates[1]"),
+        "the first head's weights": ("of.weight + (head * blocks + first / LANES)", "of.weight + (first / LANES)"),
+        "the first sixteen channels' weights": ("(head * blocks + first / LANES)", "(head * blocks)"),
+        "the first head's inputs": ("sequence * channels + head * size.width;", "sequence * channels;"),
+        "the first sequence of a tile": ("inputs[at * channels + k]", "inputs[k]"),
+        "one gate for both": ("gates[1] + kept_bias", "gates[0] + kept_bias"),
+        "no input gate": ("round_to<Dtype>(input * into) * normal", "input * normal"),
+        "no normal": ("round_to<Dtype>(input * into) * normal", "input * into"),
+        "another rate": ("-8.0f * kept", "-4.0f * kept"),
+        "the state stays": ("store<Float32>(of.state + place, state, left);", ""),
+        "nothing is kept": ("return state * round_to<Dtype>(vector_exp(logarithm)) + input;", "return input;"),
+        "no activation": ("if (size.activates)", "if (false)"),
+        "always an activation": ("if (size.activates)", "if (true)"),
+        "no sequences behind tiles": ("for (; sequence < size.sequences; sequence++) advance", "if (false) advance"),
     },
     "selective_state": {
         "no bias": ("if (of.bias)", "if (false)"),
