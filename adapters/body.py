@@ -46,6 +46,48 @@ _LONG_NUMBER = b"0" * 19
 # msgspec has no structured errors: the path is at the end of the message, after " - at ".
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
+_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`, got `(?P<got>[^`]+)`$")
+_ENUM = re.compile(r"^Invalid enum value (?P<value>.+)$", re.DOTALL)
+_TYPES = {
+    "str": "string",
+    "int": "integer",
+    "float": "decimal",
+    "bool": "boolean",
+    "array": "array",
+    "object": "object",
+    "null": "null",
+}
+"""A type of JSON in msgspec's words -> in OpenAI's."""
+
+
+class Misfit(msgspec.Struct, frozen=True):
+    """Why a body is no struct of a type.
+
+    Attributes:
+        path: the place in the body (`messages[0].content`); "" is the body itself.
+        what: msgspec's sentence.
+        is_missing: whether a required field is absent.
+        expected: the types that the place may have, without null; () if its type is not what is wrong.
+        got: the type that it has.
+    """
+
+    path: str
+    what: str
+    is_missing: bool = False
+    expected: tuple[str, ...] = ()
+    got: str = ""
+
+
+def refuse(misfit: Misfit) -> InvalidRequest:
+    """The error in OpenAI's words and with its codes."""
+    path, what = misfit.path, misfit.what
+    if misfit.is_missing:
+        return InvalidRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
+    if misfit.expected:
+        message = f"Invalid type for '{path}': expected {_any_of(misfit.expected)}, but got {_one(misfit.got)} instead."
+        return InvalidRequest(message, param=path, code="invalid_type")
+    code = "invalid_value" if _ENUM.match(what) else None
+    return InvalidRequest(f"Invalid value for '{path}': {what}." if path else f"{what}.", param=path or None, code=code)
 
 
 def read(body: bytes, type: type[T]) -> tuple[T, Unknown]:
@@ -80,8 +122,13 @@ def read_plain(decode: Callable[[bytes], T], body: bytes) -> T | None:
         return None
 
 
-def convert(fields: Any, type: type[T]) -> tuple[T, Unknown]:
+def convert(fields: Any, type: type[T], refuse: Callable[[Misfit], InvalidRequest] = refuse) -> tuple[T, Unknown]:
     """The second half of `read`, for a protocol that changes the fields first.
+
+    Args:
+        fields: the parsed body.
+        type: of the struct.
+        refuse: makes the error for a body that does not fit, in a protocol's own words.
 
     Raises:
         schemas.errors.MalformedBody: not an object.
@@ -92,7 +139,7 @@ def convert(fields: Any, type: type[T]) -> tuple[T, Unknown]:
     try:
         struct = msgspec.convert(fields, type)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise refuse(_misfit(str(error))) from None
     known = _field_names(type)  # type: ignore[arg-type]
     unknown = {name: value for name, value in fields.items() if name not in known}
     return struct, Unknown(unknown, find_unknown(fields, type))
@@ -149,15 +196,26 @@ def _too_deep() -> MalformedBody:
     return MalformedBody(f"The request body is nested deeper than {MAX_DEPTH} levels.")
 
 
-def _invalid(message: str) -> InvalidRequest:
-    """The error for msgspec's message "Expected `int`, got `str` - at `$.n`"; the path becomes `param`."""
+def _misfit(message: str) -> Misfit:
+    """What msgspec's message "Expected `int | null`, got `str` - at `$.n`" says."""
     match = _PATH.match(message)
     assert match is not None, message
     what, path = match["what"], (match["path"] or "$").removeprefix("$").removeprefix(".")
     if missing := _MISSING.match(what):
-        path = f"{path}.{missing['field']}".removeprefix(".")
-        return InvalidRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
-    return InvalidRequest(f"Invalid value for '{path}': {what}." if path else f"{what}.", param=path or None)
+        return Misfit(f"{path}.{missing['field']}".removeprefix("."), what, is_missing=True)
+    if (types := _TYPE.match(what)) is None or not path:
+        return Misfit(path, what)
+    # Every field may be null, which stands for an absent one: nothing to recommend.
+    names = [_TYPES.get(name, name) for name in types["expected"].split(" | ") if name != "null"]
+    return Misfit(path, what, expected=tuple(names), got=_TYPES.get(types["got"], types["got"]))
+
+
+def _any_of(types: tuple[str, ...]) -> str:
+    return _one(types[0]) if len(types) == 1 else f"one of {_one(types[0])} or {' or '.join(types[1:])}"
+
+
+def _one(type: str) -> str:
+    return type if type == "null" else f"{'an' if type[0] in 'aio' else 'a'} {type}"
 
 
 @cache

@@ -8,7 +8,9 @@
     │   │   │   └── UnsupportedOperation    the backend has nothing behind a route
     │   │   └── ContextLengthExceeded
     │   ├── Unauthorized, Forbidden
-    │   ├── ModelNotFound, RouteNotFound, MethodNotAllowed
+    │   ├── ModelNotFound, MethodNotAllowed
+    │   ├── RouteNotFound
+    │   │   └── ObjectNotFound    a path that names a stored object which is not there
     │   ├── Conflict              contradicts the server's present state
     │   ├── BodyTooLarge, UnsupportedMediaType, RequestTimeout
     │   └── RateLimited           a limit of this client
@@ -167,6 +169,12 @@ class RouteNotFound(RequestError):
     """The path does not exist."""
 
     kind = "route_not_found"
+
+
+class ObjectNotFound(RouteNotFound):
+    """A stored object (a response, a conversation, a file, a batch) does not exist, or not for this client."""
+
+    kind = "object_not_found"
 
 
 class MethodNotAllowed(RequestError):

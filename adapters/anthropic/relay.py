@@ -7,14 +7,16 @@ sent the body itself may answer. The body then goes field by field, with the rem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from adapters.anthropic.dialects import Dialect
 from adapters.base import JSON, Headers
-from adapters.body import convert, parse
+from adapters.body import Misfit, convert, parse
 from adapters.outbound import has_body_for
 from adapters.unknown_fields import Unknown
+from schemas.errors import InvalidRequest
 from schemas.ir import Generate
 from schemas.origin import Unread
 
@@ -26,6 +28,8 @@ VERSION = "2023-06-01"
 
 _KNOWN = frozenset({"text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"})
 """The types of blocks that the IR has a form for, or that mean nothing to other models (redacted thinking)."""
+_TYPES = {"decimal": "number", "array": "list", "object": "dictionary"}
+"""A type of JSON in OpenAI's words -> in Anthropic's, where they differ."""
 _RELAYED_HEADERS = ("anthropic-version", "anthropic-beta")
 
 
@@ -40,8 +44,20 @@ def read_known(body: bytes, type: type[T]) -> tuple[T, Unknown, tuple[Unread, ..
     """
     fields = parse(body)
     unread = tuple(_set_aside(fields)) if isinstance(fields, dict) else ()
-    given, extra = convert(fields, type)
+    given, extra = convert(fields, type, _refuse)
     return given, extra, unread
+
+
+def _refuse(misfit: Misfit) -> InvalidRequest:
+    """The error in Anthropic's words, with its form of places (`messages.0.content`)."""
+    place = re.sub(r"\[(\w+)\]", r".\1", misfit.path)
+    if misfit.is_missing:
+        fault = "Field required"
+    elif misfit.expected:
+        fault = f"Input should be a valid {' or '.join(_TYPES.get(type, type) for type in misfit.expected)}"
+    else:
+        fault = misfit.what
+    return InvalidRequest(f"{place}: {fault}" if place else f"{fault}.", param=place or None)
 
 
 def relayed_headers(headers: Mapping[str, str]) -> Headers:

@@ -21,7 +21,7 @@ from adapters.openai.inbound.checks import refused
 from adapters.openai.inbound.decode import read_fields
 from adapters.openai.inbound.stream import ErrorEncoder
 from adapters.openai.stored.pages import check_metadata, encode_page, read_span
-from schemas.errors import RouteNotFound
+from schemas.errors import ObjectNotFound
 from schemas.ir import Events, Generate, Relayed, Usage
 from schemas.openai.conversations import DeletedObject, Metadata, MetadataRequest
 
@@ -160,5 +160,5 @@ def _load(call: Call) -> Steps[bytes]:
     return data
 
 
-def _not_found(call: Call) -> RouteNotFound:
-    return RouteNotFound(f"Chat completion with id '{call.path['id']}' not found.")
+def _not_found(call: Call) -> ObjectNotFound:
+    return ObjectNotFound(f"Chat completion with id '{call.path['id']}' not found.")

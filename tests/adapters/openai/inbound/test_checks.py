@@ -104,9 +104,13 @@ def test_the_ends_of_intervals_are_accepted(ask: Any, field: str, value: Any) ->
             "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
         ),
         ({"model": None}, "model", "Missing required parameter: 'model'."),
-        ({"temperature": "hot"}, "temperature", "Invalid value for 'temperature': Expected `float | null`, got `str`."),
-        ({"n": 1.5}, "n", "Invalid value for 'n': Expected `int | null`, got `float`."),
-        ({"stream": "yes"}, "stream", "Invalid value for 'stream': Expected `bool | null`, got `str`."),
+        (
+            {"temperature": "hot"},
+            "temperature",
+            "Invalid type for 'temperature': expected a decimal, but got a string instead.",
+        ),
+        ({"n": 1.5}, "n", "Invalid type for 'n': expected an integer, but got a decimal instead."),
+        ({"stream": "yes"}, "stream", "Invalid type for 'stream': expected a boolean, but got a string instead."),
     ],
 )
 @pytest.mark.parametrize("ask", [chat, completion])

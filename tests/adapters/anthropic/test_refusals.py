@@ -1,0 +1,45 @@
+"""Refused requests have Anthropic's sentences, and its form of places."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from adapters.anthropic import ADAPTER
+from adapters.base import Call
+from schemas.catalog import Catalog
+from schemas.errors import InvalidRequest
+
+SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
+ROUTE = next(route for route in SERVER.routes if route.name == "messages")
+HI = {"role": "user", "content": "Hi"}
+
+
+def ask(**fields: Any) -> Any:
+    """The request of a body; a field that is None is left out."""
+    body = {"model": "m", "max_tokens": 10, "messages": [HI]} | fields
+    given = {name: value for name, value in body.items() if value is not None}
+    return SERVER.decode(ROUTE, json.dumps(given).encode(), Call("r1", Catalog({})))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_tokens": None}, "max_tokens: Field required"),
+        ({"max_tokens": "4"}, "max_tokens: Input should be a valid integer"),
+        ({"temperature": "hot"}, "temperature: Input should be a valid number"),
+        ({"stream": "yes"}, "stream: Input should be a valid boolean"),
+        ({"stop_sequences": "x"}, "stop_sequences: Input should be a valid list"),
+        ({"output_config": "x"}, "output_config: Input should be a valid dictionary"),
+        ({"system": 3}, "system: Input should be a valid string or list"),
+        ({"messages": [HI, {"role": "user"}]}, "messages.1.content: Field required"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages.0.content.0.text: "),
+    ],
+)
+def test_a_field_of_a_wrong_type(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        ask(**fields)
+    assert raised.value.message.startswith(message)
+    assert raised.value.param == message.partition(":")[0]
