@@ -130,8 +130,8 @@ class UnsupportedFeature(InvalidRequest):
 
     kind = "unsupported"
 
-    def __init__(self, message: str, *, feature: str, param: str | None = None) -> None:
-        super().__init__(message, param=param)
+    def __init__(self, message: str, *, feature: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param, code=code)
         self.feature = feature
 
 

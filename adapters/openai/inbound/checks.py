@@ -19,7 +19,8 @@ def missing(param: str) -> InvalidRequest:
 
 def not_one_of(param: str, value: str, known: tuple[str, ...]) -> InvalidRequest:
     """A word is none of those `known`."""
-    words = ", ".join(f"'{word}'" for word in known)
+    *others, last = [f"'{word}'" for word in known]
+    words = f"{', '.join(others)}{',' if len(others) > 1 else ''} and {last}" if others else last
     message = f"Invalid value: '{value}'. Supported values are: {words}."
     return InvalidRequest(message, param=param, code="invalid_value")
 

@@ -9,11 +9,15 @@ import pytest
 
 from adapters.anthropic import ADAPTER
 from adapters.base import Call
+from backends.base import ignored_fields
+from backends.scripted import ScriptedBackend
 from schemas.catalog import Catalog
 from schemas.errors import InvalidRequest
 
 SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
 ROUTE = next(route for route in SERVER.routes if route.name == "messages")
+CLIENT = ADAPTER.client(ADAPTER.dialects["anthropic"])
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
 HI = {"role": "user", "content": "Hi"}
 
 
@@ -43,3 +47,28 @@ def test_a_field_of_a_wrong_type(fields: dict[str, Any], message: str) -> None:
         ask(**fields)
     assert raised.value.message.startswith(message)
     assert raised.value.param == message.partition(":")[0]
+
+
+TAGS = "Input tag 'lots' found using 'type' does not match any of the expected tags: "
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"thinking": {"type": "lots"}}, f"thinking: {TAGS}'adaptive', 'between_tools', 'disabled', 'enabled'"),
+        ({"thinking": {"budget_tokens": 1}}, "thinking: Unable to extract tag using discriminator 'type'"),
+        ({"tools": [TOOL], "tool_choice": {"type": "lots"}}, f"tool_choice: {TAGS}'any', 'auto', 'none', 'tool'"),
+        ({"service_tier": "lots"}, "service_tier: Input should be 'auto' or 'standard_only'"),
+        (
+            {"output_config": {"effort": "lots"}},
+            "output_config.effort: Input should be 'low', 'medium', 'high', 'xhigh' or 'max'",
+        ),
+    ],
+)
+def test_an_unknown_word_is_for_a_server_of_the_dialect(fields: dict[str, Any], message: str) -> None:
+    request = ask(**fields)
+    with pytest.raises(InvalidRequest) as raised:
+        ignored_fields(request, ScriptedBackend("s"))
+    assert raised.value.message == message
+    assert CLIENT.ignored(request) == ()
+    assert {name: json.loads(CLIENT.encode(request).body)[name] for name in fields} == fields

@@ -22,8 +22,9 @@ INTEGER_LOW = "Invalid '{}': integer below minimum value. Expected a value >= {}
 
 
 def refusal(ask: Any, *args: Any, **fields: Any) -> InvalidRequest:
+    """The error of a request where no server of the client's dialect answers."""
     with pytest.raises(InvalidRequest) as caught:
-        ask(*args, **fields)
+        ignored_fields(ask(*args, **fields), ScriptedBackend("s"))
     return caught.value
 
 
@@ -157,12 +158,12 @@ def test_refusals(ask: Any, fields: dict[str, Any], param: str, message: str) ->
         (
             {"tool_choice": "any"},
             "tool_choice",
-            "Invalid value: 'any'. Supported values are: 'none', 'auto', 'required'.",
+            "Invalid value: 'any'. Supported values are: 'none', 'auto', and 'required'.",
         ),
         (
             {"response_format": {"type": "xml"}},
             "response_format.type",
-            "Invalid value: 'xml'. Supported values are: 'text', 'json_object', 'json_schema'.",
+            "Invalid value: 'xml'. Supported values are: 'text', 'json_object', and 'json_schema'.",
         ),
         (
             {"response_format": {"type": "json_schema"}},
@@ -222,7 +223,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         (
             {"tools": [TOOL], "tool_choice": {"type": "custom"}},
             "tool_choice.type",
-            "Invalid value: 'custom'. Supported values are: 'function', 'allowed_tools'.",
+            "Invalid value: 'custom'. Supported values are: 'function' and 'allowed_tools'.",
         ),
     ],
 )
@@ -243,7 +244,7 @@ def test_refusals_of_tools(fields: dict[str, Any], param: str, message: str) -> 
             [{"role": "robot", "content": "a"}],
             "messages[0].role",
             "Invalid value: 'robot'. Supported values are: 'developer', 'system', 'user', 'assistant', 'tool', "
-            "'function'.",
+            "and 'function'.",
         ),
         (
             [*HELLO, {"role": "user"}],
@@ -283,7 +284,7 @@ def test_refusals_of_tools(fields: dict[str, Any], param: str, message: str) -> 
                     "tool_calls": [{"id": "1", "type": "x", "function": {"name": "f", "arguments": ""}}],
                 }
             ],
-            "messages[0].tool_calls.type",
+            "messages[0].tool_calls[0].type",
             "Invalid value: 'x'. Supported values are: 'function'.",
         ),
     ],
