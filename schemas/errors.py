@@ -19,6 +19,7 @@
     ├── BackendError              a backend's fault
     │   ├── BackendUnavailable    cannot be reached, or there is none
     │   ├── BackendTimeout        no first event in time
+    │   │   └── ClientDeadline    none in the time that the client allows
     │   ├── BackendFailed         reported an error of its own
     │   └── Incomplete            the stream ended before the answer was complete
     └── InternalError             a bug; the message is fixed
@@ -265,6 +266,13 @@ class BackendTimeout(BackendError):
     """No first event in time."""
 
     kind = "timeout"
+
+
+class ClientDeadline(BackendTimeout):
+    """No first event in the time that the client allows, which says nothing of the backend.
+
+    An own class, so that experiments can tell a client in a hurry from an arm that hangs.
+    """
 
 
 class BackendFailed(BackendError):
