@@ -23,6 +23,7 @@ from schemas.ir import (
     Grammar,
     Origin,
     Output,
+    Prompt,
     Sampling,
     Stopping,
     TextPrompt,
@@ -120,7 +121,13 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
     """
     given, extra = _read(body, wire.CountRequest)
     whole = given.generate_content_request or wire.GenerateRequest(contents=as_contents(given.contents))
-    prompt, unread = read_conversation(as_contents(whole.contents), whole.system_instruction)
+    prompt: Prompt
+    unread: tuple[Unread, ...] = ()
+    card = call.catalog.find(model_of(call))
+    if card is not None and card.task == "embeddings":  # a model of texts, without a form for conversations
+        prompt = TextPrompt("".join(map(_text, as_contents(whole.contents))))
+    else:
+        prompt, unread = read_conversation(as_contents(whole.contents), whole.system_instruction)
     _refuse(dialect, extra.paths)
     return Tokenize(
         id=call.id,

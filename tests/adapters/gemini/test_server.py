@@ -418,6 +418,10 @@ def test_tokens_are_counted() -> None:
         assert counted.prompt == ChatPrompt((Message("user", "Hi"),))
     spans = (TokenSpan(1, "H", 0, 1), TokenSpan(2, "i", 1, 2))
     assert SERVER.encode_tokens(counted, Tokens(spans, "Hi")).body == b'{"totalTokens":2}'
+    call = Call("r1", CATALOG, {"model": "e"})
+    text = SERVER.decode(ROUTES["count_tokens"], json.dumps({"contents": HI + HI}).encode(), call)
+    assert isinstance(text, Tokenize)
+    assert text.prompt == TextPrompt("HiHi")
 
 
 def described(route: str, model: str = "m", **query: str) -> Any:
@@ -433,6 +437,13 @@ def test_models() -> None:
         "outputTokenLimit": 4096,
         "supportedGenerationMethods": ["generateContent", "streamGenerateContent", "countTokens"],
     }
+    assert described("model", "e")["supportedGenerationMethods"] == [
+        "embedContent",
+        "batchEmbedContents",
+        "countTokens",
+    ]
+    ranks = Call("r1", Catalog({"r": ModelCard(name="r", task="rerank")}), {"id": "r"})
+    assert b"Content" not in SERVER.describe(ROUTES["model"], ranks, b"").body
     assert [model["name"] for model in described("models")["models"]] == ["models/m", "models/e"]
     page = described("models", pageSize="1")
     assert page["nextPageToken"] == "1"
