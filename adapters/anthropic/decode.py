@@ -197,6 +197,8 @@ def _tools(dialect: Dialect, tools: tuple[wire.Tool, ...]) -> tuple[Tool, ...]:
     for place, tool in enumerate(tools):
         if tool.input_schema is None:
             raise _invalid(f"tools.{place}.input_schema", "Field required")
+    if len({tool.name for tool in tools}) < len(tools):
+        raise _invalid("tools", "Tool names must be unique.")
     return tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
 
 

@@ -25,6 +25,7 @@ class Outer(msgspec.Struct, frozen=True):
     inner: tuple[Inner, ...] = ()
     flag: bool | None = None
     named: str = msgspec.field(default="", name="in-wire")
+    labels: dict[str, str] = {}
 
 
 def test_read_returns_the_struct_and_unknown_fields() -> None:
@@ -67,18 +68,23 @@ def test_convert_is_the_second_half_of_read() -> None:
         ),
         (
             '{"name": "x", "inner": [{"kind": "a"}, {"kind": "c"}]}',
-            "Invalid value for 'inner[1].kind': Invalid enum value 'c'.",
+            "Invalid value: 'c'. Supported values are: 'a' and 'b'.",
             "inner[1].kind",
         ),
         (
             '{"name": "x", "inner": [{"kind": "`\\n - at `$`"}]}',
-            "Invalid value for 'inner[0].kind': Invalid enum value '`\\n - at `$`'.",
+            "Invalid value: '`\\n - at `$`'. Supported values are: 'a' and 'b'.",
             "inner[0].kind",
         ),
         (
             '{"name": "x", "inner": {}}',
             "Invalid type for 'inner': expected an array, but got an object instead.",
             "inner",
+        ),
+        (
+            '{"name": "x", "labels": {"a": "b", "c": 1}}',
+            "Invalid type for 'labels': expected a string, but got an integer instead.",
+            "labels",
         ),
         (
             '{"name": "x", "in-wire": 1}',

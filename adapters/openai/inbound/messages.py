@@ -8,7 +8,7 @@ from adapters.calls import read_signature
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import empty, missing, not_one_of, refused
 from adapters.openai.inbound.parts import read_part
-from schemas.errors import UnsupportedFeature
+from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import ChatPrompt, Message, Part, TextPart, ToolCall
 from schemas.openai import requests as wire
 
@@ -60,8 +60,10 @@ def _content(dialect: Dialect, given: wire.ChatMessage, param: str) -> str | tup
         raise refused(f"{param}.content", f"Invalid '{param}.content': the content must not be empty.")
     if content is None:
         # OpenAI's sentence. Only an assistant's message may have null.
-        message = f"Invalid type for '{param}.content': expected one of a string or array of objects, but got null."
-        raise refused(f"{param}.content", message)
+        message = (
+            f"Invalid type for '{param}.content': expected one of a string or array of objects, but got null instead."
+        )
+        raise InvalidRequest(message, param=f"{param}.content", code="invalid_type")
     if not content:
         raise empty(f"{param}.content")
     parts = [read_part(part, f"{param}.content[{place}]") for place, part in enumerate(content)]

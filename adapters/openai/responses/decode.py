@@ -21,6 +21,7 @@ from adapters.openai.responses.stored import (
     no_conversation,
     referenced_item,
 )
+from adapters.openai.stored.pages import check_metadata
 from adapters.openai.words import unknown_words
 from adapters.unknown_fields import Unknown
 from schemas.errors import InvalidRequest, UnsupportedFeature
@@ -257,6 +258,7 @@ def _check(given: wire.ResponseRequest) -> None:
         if getattr(given, field):
             message = f"The '{field}' parameter is not supported."
             raise UnsupportedFeature(message, feature=field, param=field)
+    check_metadata(given.metadata)
     if given.truncation not in (None, *_TRUNCATIONS):
         raise not_one_of("truncation", given.truncation, _TRUNCATIONS)
     if given.reasoning is not None and given.reasoning.summary not in (None, *_SUMMARIES):

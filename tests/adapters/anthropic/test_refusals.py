@@ -18,6 +18,7 @@ SERVER = ADAPTER.server(ADAPTER.dialects["anthropic"])
 ROUTE = next(route for route in SERVER.routes if route.name == "messages")
 CLIENT = ADAPTER.client(ADAPTER.dialects["anthropic"])
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "f"}
 HI = {"role": "user", "content": "Hi"}
 
 
@@ -38,6 +39,11 @@ def ask(**fields: Any) -> Any:
         ({"stop_sequences": "x"}, "stop_sequences: Input should be a valid list"),
         ({"output_config": "x"}, "output_config: Input should be a valid dictionary"),
         ({"system": 3}, "system: Input should be a valid string or list"),
+        ({"tools": [TOOL, TOOL]}, "tools: Tool names must be unique."),
+        (
+            {"messages": [HI, {"role": "assistant", "content": [CALL | {"input": "x"}]}]},
+            "messages.1.content.0.input: Input should be a valid dictionary",
+        ),
         ({"messages": [HI, {"role": "user"}]}, "messages.1.content: Field required"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages.0.content.0.text: "),
     ],
@@ -72,3 +78,28 @@ def test_an_unknown_word_is_for_a_server_of_the_dialect(fields: dict[str, Any], 
     assert raised.value.message == message
     assert CLIENT.ignored(request) == ()
     assert {name: json.loads(CLIENT.encode(request).body)[name] for name in fields} == fields
+
+
+@pytest.mark.parametrize("wrap", [False, True], ids=["in a turn", "in a result"])
+def test_a_file_as_an_image_is_for_a_server_of_the_dialect(wrap: bool) -> None:
+    image: dict[str, Any] = {"type": "image", "source": {"type": "file", "file_id": "file_1"}}
+    content = [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [image]}] if wrap else [image]
+    request = ask(messages=[{"role": "user", "content": content}])
+    with pytest.raises(InvalidRequest, match=r"source\.type: images of type 'file' are not supported$"):
+        ignored_fields(request, ScriptedBackend("s"))
+    assert CLIENT.ignored(request) == ()
+    assert json.loads(CLIENT.encode(request).body)["messages"][0]["content"] == content
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "requests: Field required"),
+        ({"requests": "x"}, "requests: Input should be a valid list"),
+        ({"requests": [{"custom_id": 3, "params": {}}]}, "requests.0.custom_id: Input should be a valid string"),
+    ],
+)
+def test_a_batch(body: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        SERVER.batches.read_batch(json.dumps(body).encode())
+    assert raised.value.message == message

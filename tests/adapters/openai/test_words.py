@@ -119,6 +119,26 @@ def test_words_that_no_other_server_is_sent(fields: dict[str, Any], param: str) 
 
 
 @pytest.mark.parametrize(
+    ("metadata", "param", "code"),
+    [
+        ({str(key): "x" for key in range(17)}, "metadata", "object_above_max_properties"),
+        ({"a": "x" * 513}, "metadata.a", "string_above_max_length"),
+        ({"k" * 65: "x"}, f"metadata.{'k' * 64}", "string_above_max_length"),
+    ],
+)
+def test_metadata_of_what_may_be_stored_is_bounded(metadata: dict[str, str], param: str, code: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        ask("responses", metadata=metadata)
+    assert (raised.value.param, raised.value.code) == (param, code)
+    batch = {"input_file_id": "f", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    with pytest.raises(InvalidRequest) as raised:
+        SERVER.batches.read_batch(json.dumps(batch | {"metadata": metadata}).encode())
+    assert (raised.value.param, raised.value.code) == (param, code)
+    # A label of a chat that nothing stores.
+    assert ask(metadata=metadata).hints["metadata"] == metadata
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": [CUSTOM]}, "tools[0].type"),

@@ -249,12 +249,14 @@ def test_refusals_of_tools(fields: dict[str, Any], param: str, message: str) -> 
         (
             [*HELLO, {"role": "user"}],
             "messages[1].content",
-            "Invalid type for 'messages[1].content': expected one of a string or array of objects, but got null.",
+            "Invalid type for 'messages[1].content': expected one of a string or array of objects, "
+            "but got null instead.",
         ),
         (
             [{"role": "assistant"}],
             "messages[0].content",
-            "Invalid type for 'messages[0].content': expected one of a string or array of objects, but got null.",
+            "Invalid type for 'messages[0].content': expected one of a string or array of objects, "
+            "but got null instead.",
         ),
         (
             [{"role": "user", "content": []}],
