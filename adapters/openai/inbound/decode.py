@@ -81,6 +81,14 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
     _refuse_unsupported(given)
     tools = read_tools(dialect, given.tools) if given.tools else ()
     others = unread_tools(given.tools) if given.tools else ()
+    unread = (
+        *own_fields(given),
+        *own_chat_fields(given),
+        *unread_words(given),
+        *others,
+        *unread_parts(given.messages),
+    )
+    stream = dialect.defaults.stream_default if given.stream is None else given.stream
     # `max_tokens` is deprecated in favour of `max_completion_tokens`, which wins.
     limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
     options = given.stream_options or wire.StreamOptions()
@@ -90,7 +98,7 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         prompts=(replace(read_messages(dialect, given.messages), template=template_options(given)),),
         sampling=_sampling(given),
         stopping=_stopping(dialect, given, dialect.defaults.chat_max_tokens if limit is None else limit),
-        stream=dialect.defaults.stream_default if given.stream is None else given.stream,
+        stream=stream,
         stream_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         n=given.n or 1,
@@ -114,14 +122,9 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         extra=extra,
         prompt_scores=prompt_scores(given),
         returns_ids=given.return_token_ids is True,
-        unread=(
-            *own_fields(given),
-            *own_chat_fields(given),
-            *unread_words(given),
-            *others,
-            *unread_parts(given.messages),
-        ),
-        stored_items=origin.body if given.store and call.keeps else None,
+        unread=unread,
+        # A stream of what is not read here (calls of custom tools, sounds) cannot be put together to what is stored.
+        stored_items=origin.body if given.store and call.keeps and not (stream and unread) else None,
         unknown=extra.paths + _without_effect(given, call),
         origin=origin,
     )

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from adapters.base import Reply
 from adapters.fold import fold
@@ -183,6 +184,13 @@ def test_a_streamed_call_of_a_custom_tool_is_relayed() -> None:
     data = b"".join(b"data: %b\n\n" % json.dumps(chunk).encode() for chunk in chunks) + b"data: [DONE]\n\n"
     reader, writer = CLIENT.decoder(request), SERVER.encoder(request)
     assert writer.feed(reader.feed(data) + reader.close()) == data
+
+
+@pytest.mark.parametrize(("stream", "is_stored"), [(False, True), (True, False)])
+def test_only_a_whole_answer_that_is_not_read_is_stored(stream: bool, is_stored: bool) -> None:
+    body = json.dumps({"model": "m", "messages": HI, "tools": [CUSTOM], "store": True, "stream": stream}).encode()
+    request: Any = SERVER.decode(ROUTES["chat"], body, replace(call(), keeps=True))
+    assert (request.stored_items is not None) is is_stored
 
 
 def test_spoken_answers_are_relayed() -> None:
