@@ -61,7 +61,7 @@ def protocols(mounts: Mounts, service: Service, work: BatchWork | None = None) -
             await request.run()
         except asyncio.CancelledError:
             # At the end of the drain time uvicorn cancels what still runs, and would log a traceback for each. The
-            # client has been told, and the log has the request's line.
+            # client knows why, and the log has the request's line.
             if not (service.draining and request.answer_begun):
                 raise
         except Exception as error:  # a bug that its own nets have not caught: the client still gets its protocol
