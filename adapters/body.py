@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from adapters.unknown_fields import Unknown, find_unknown
 from schemas.errors import InvalidRequest, MalformedBody
@@ -36,6 +37,9 @@ MAX_ITEMS = 1_000_000
 SMALL = 1 << 16
 """Bytes of a body that has less of everything than the limits above."""
 
+LONGEST_WORD = 128
+"""Characters of a wrong word that an error repeats."""
+
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What msgspec raises for bytes that are not JSON of the expected type."""
 
@@ -46,6 +50,59 @@ _LONG_NUMBER = b"0" * 19
 # msgspec has no structured errors: the path is at the end of the message, after " - at ".
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
+_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`, got `(?P<got>[^`]+)`$")
+_ENUM = re.compile(r"^Invalid enum value '(?P<value>.*)'$", re.DOTALL)
+_TYPES = {
+    "str": "string",
+    "int": "integer",
+    "float": "decimal",
+    "bool": "boolean",
+    "array": "array",
+    "object": "object",
+    "null": "null",
+}
+"""A type of JSON in msgspec's words -> in OpenAI's."""
+
+
+class Misfit(msgspec.Struct, frozen=True):
+    """Why a body is no struct of a type.
+
+    Attributes:
+        path: the place in the body (`messages[0].content`); "" is the body itself.
+        what: msgspec's sentence.
+        is_missing: whether a required field is absent.
+        expected: the types that the place may have, without null; () if its type is not what is wrong.
+        got: the type that it has.
+        word: what it has where it may only have one of these `words`; () if that is not what is wrong.
+    """
+
+    path: str
+    what: str
+    is_missing: bool = False
+    expected: tuple[str, ...] = ()
+    got: str = ""
+    word: str = ""
+    words: tuple[str, ...] = ()
+
+
+def refuse(misfit: Misfit) -> InvalidRequest:
+    """The error in OpenAI's words and with its codes."""
+    path, what = misfit.path, misfit.what
+    if misfit.is_missing:
+        return InvalidRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
+    if misfit.expected:
+        message = f"Invalid type for '{path}': expected {_any_of(misfit.expected)}, but got {_one(misfit.got)} instead."
+        return InvalidRequest(message, param=path, code="invalid_type")
+    if misfit.words:
+        message = f"Invalid value: '{misfit.word[:LONGEST_WORD]}'. Supported values are: {one_of(misfit.words)}."
+        return InvalidRequest(message, param=path, code="invalid_value")
+    return InvalidRequest(f"Invalid value for '{path}': {what}." if path else f"{what}.", param=path or None)
+
+
+def one_of(words: tuple[str, ...]) -> str:
+    """The words as OpenAI lists them: `'a', 'b', and 'c'`."""
+    *others, last = [f"'{word}'" for word in words]
+    return f"{', '.join(others)}{',' if len(others) > 1 else ''} and {last}" if others else last
 
 
 def read(body: bytes, type: type[T]) -> tuple[T, Unknown]:
@@ -80,8 +137,13 @@ def read_plain(decode: Callable[[bytes], T], body: bytes) -> T | None:
         return None
 
 
-def convert(fields: Any, type: type[T]) -> tuple[T, Unknown]:
+def convert(fields: Any, type: type[T], refuse: Callable[[Misfit], InvalidRequest] = refuse) -> tuple[T, Unknown]:
     """The second half of `read`, for a protocol that changes the fields first.
+
+    Args:
+        fields: the parsed body.
+        type: of the struct.
+        refuse: makes the error for a body that does not fit, in a protocol's own words.
 
     Raises:
         schemas.errors.MalformedBody: not an object.
@@ -92,7 +154,7 @@ def convert(fields: Any, type: type[T]) -> tuple[T, Unknown]:
     try:
         struct = msgspec.convert(fields, type)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise refuse(misfit_of(str(error), type)) from None
     known = _field_names(type)  # type: ignore[arg-type]
     unknown = {name: value for name, value in fields.items() if name not in known}
     return struct, Unknown(unknown, find_unknown(fields, type))
@@ -149,15 +211,46 @@ def _too_deep() -> MalformedBody:
     return MalformedBody(f"The request body is nested deeper than {MAX_DEPTH} levels.")
 
 
-def _invalid(message: str) -> InvalidRequest:
-    """The error for msgspec's message "Expected `int`, got `str` - at `$.n`"; the path becomes `param`."""
+def misfit_of(message: str, type: Any) -> Misfit:
+    """What msgspec's message "Expected `int | null`, got `str` - at `$.n`" says of a body that is no `type`."""
     match = _PATH.match(message)
     assert match is not None, message
-    what, path = match["what"], (match["path"] or "$").removeprefix("$").removeprefix(".")
+    # Of a dictionary msgspec does not tell the key.
+    what, path = match["what"], (match["path"] or "$").removeprefix("$").removeprefix(".").replace("[...]", "")
     if missing := _MISSING.match(what):
-        path = f"{path}.{missing['field']}".removeprefix(".")
-        return InvalidRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
-    return InvalidRequest(f"Invalid value for '{path}': {what}." if path else f"{what}.", param=path or None)
+        return Misfit(f"{path}.{missing['field']}".removeprefix("."), what, is_missing=True)
+    if (word := _ENUM.match(what)) is not None:
+        return Misfit(path, what, word=word["value"], words=_words_at(type, path))
+    if (types := _TYPE.match(what)) is None or not path:
+        return Misfit(path, what)
+    # Every field may be null, which stands for an absent one: nothing to recommend.
+    names = [_TYPES.get(name, name) for name in types["expected"].split(" | ") if name != "null"]
+    return Misfit(path, what, expected=tuple(names), got=_TYPES.get(types["got"], types["got"]))
+
+
+def _words_at(type: Any, path: str) -> tuple[str, ...]:
+    """The words that a place may have; () if they are no texts."""
+    found = [inspect.type_info(type)]
+    for name in re.findall(r"\w+", path):
+        inner: list[inspect.Type] = []
+        for each in found:
+            if isinstance(each, inspect.StructType):
+                inner += [field.type for field in each.fields if field.encode_name == name]
+            elif isinstance(each, inspect.VarTupleType | inspect.ListType):
+                inner.append(each.item_type)
+        found = [
+            member for each in inner for member in (each.types if isinstance(each, inspect.UnionType) else (each,))
+        ]
+    literals = (each.values for each in found if isinstance(each, inspect.LiteralType))
+    return tuple(str(word) for words in literals for word in words)
+
+
+def _any_of(types: tuple[str, ...]) -> str:
+    return _one(types[0]) if len(types) == 1 else f"one of {_one(types[0])} or {' or '.join(types[1:])}"
+
+
+def _one(type: str) -> str:
+    return type if type == "null" else f"{'an' if type[0] in 'aio' else 'a'} {type}"
 
 
 @cache

@@ -285,7 +285,7 @@ def check_unread(request: Generate | Tokenize, ignored: Collection[str]) -> None
     """
     for part in request.unread:
         if part.param in ignored:
-            raise UnsupportedFeature(part.refusal, feature=part.feature, param=part.param)
+            raise UnsupportedFeature(part.refusal, feature=part.feature, param=part.param, code=part.code)
 
 
 def ignored_fields(request: Generate | Embed | Tokenize, backend: Backend) -> tuple[str, ...]:

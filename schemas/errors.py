@@ -8,7 +8,9 @@
     │   │   │   └── UnsupportedOperation    the backend has nothing behind a route
     │   │   └── ContextLengthExceeded
     │   ├── Unauthorized, Forbidden
-    │   ├── ModelNotFound, RouteNotFound, MethodNotAllowed
+    │   ├── ModelNotFound, MethodNotAllowed
+    │   ├── RouteNotFound
+    │   │   └── ObjectNotFound    a path that names a stored object which is not there
     │   ├── Conflict              contradicts the server's present state
     │   ├── BodyTooLarge, UnsupportedMediaType, RequestTimeout
     │   └── RateLimited           a limit of this client
@@ -17,6 +19,7 @@
     ├── BackendError              a backend's fault
     │   ├── BackendUnavailable    cannot be reached, or there is none
     │   ├── BackendTimeout        no first event in time
+    │   │   └── ClientDeadline    none in the time that the client allows
     │   ├── BackendFailed         reported an error of its own
     │   └── Incomplete            the stream ended before the answer was complete
     └── InternalError             a bug; the message is fixed
@@ -128,8 +131,8 @@ class UnsupportedFeature(InvalidRequest):
 
     kind = "unsupported"
 
-    def __init__(self, message: str, *, feature: str, param: str | None = None) -> None:
-        super().__init__(message, param=param)
+    def __init__(self, message: str, *, feature: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param, code=code)
         self.feature = feature
 
 
@@ -167,6 +170,12 @@ class RouteNotFound(RequestError):
     """The path does not exist."""
 
     kind = "route_not_found"
+
+
+class ObjectNotFound(RouteNotFound):
+    """A stored object (a response, a conversation, a file, a batch) does not exist, or not for this client."""
+
+    kind = "object_not_found"
 
 
 class MethodNotAllowed(RequestError):
@@ -257,6 +266,13 @@ class BackendTimeout(BackendError):
     """No first event in time."""
 
     kind = "timeout"
+
+
+class ClientDeadline(BackendTimeout):
+    """No first event in the time that the client allows, which says nothing of the backend.
+
+    An own class, so that experiments can tell a client in a hurry from an arm that hangs.
+    """
 
 
 class BackendFailed(BackendError):

@@ -28,12 +28,13 @@ class Origin(msgspec.Struct, frozen=True):
 class Unread(msgspec.Struct, frozen=True):
     """A part of a body that the IR cannot express: only a remote that is sent the body can answer the request.
 
-    `param` is its place, `feature` its name, `refusal` the error message where no such remote answers.
+    `param` is its place, `feature` its name, `refusal` the error message where no such remote answers, with its `code`.
     """
 
     param: str
     feature: str
     refusal: str
+    code: str | None = None
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True):

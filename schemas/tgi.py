@@ -72,6 +72,12 @@ class CompatGenerateRequest(GenerateRequest, frozen=True):
     stream: bool | None = None
 
 
+class VertexRequest(msgspec.Struct, frozen=True):
+    """Body of `/vertex`: bodies of `/generate`, or chats in OpenAI's form."""
+
+    instances: tuple[dict[str, Any], ...]
+
+
 # --- answers ------------------------------------------------------------------------------------------------------
 
 
@@ -184,6 +190,19 @@ class SimpleToken(msgspec.Struct, frozen=True):
     text: str
     start: int
     stop: int
+
+
+class ChatTokens(msgspec.Struct, frozen=True):
+    """Answer of `/chat_tokenize`: the tokens of the rendered template, and its text."""
+
+    tokenize_response: tuple[SimpleToken, ...]
+    templated_text: str
+
+
+class VertexResponse(msgspec.Struct, frozen=True):
+    """Answer of `/vertex`: a text for each instance."""
+
+    predictions: tuple[str, ...]
 
 
 # --- /info --------------------------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from typing import Final
 
 import msgspec
 
+from adapters.anthropic.relay import refuse
 from adapters.base import Call, Reply, Route
 from adapters.batches import OPEN, Batch, Line, NewBatch, Page, Range, Result, Unasked
-from adapters.body import UNREADABLE
+from adapters.body import UNREADABLE, misfit_of
 from schemas import anthropic as wire
 from schemas.errors import InternalError, InvalidRequest, MalformedBody
 
@@ -61,7 +62,7 @@ class AnthropicBatches:
         try:
             asked = msgspec.json.decode(body, type=wire.BatchRequest)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"requests: {error}", param="requests") from None
+            raise refuse(misfit_of(str(error), wire.BatchRequest)) from None
         except UNREADABLE as error:
             raise MalformedBody(f"The request body is not valid JSON: {error}") from None
         names = Counter(each.custom_id for each in asked.requests)

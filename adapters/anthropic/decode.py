@@ -17,6 +17,9 @@ from schemas.origin import Unread
 
 T = TypeVar("T", bound=wire.CountRequest)
 
+_THINKING = ("adaptive", "between_tools", "disabled", "enabled")
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_TIERS = ("auto", "standard_only")
 _OWN_FIELDS = ("mcp_servers", "container", "context_management", "inference_geo")
 
 _MODES = {"auto": "auto", "none": "none", "any": "required", "tool": "named"}
@@ -108,7 +111,7 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
 def _read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown, tuple[Unread, ...]]:
     """Decode a body; a strict dialect refuses unknown fields."""
     given, unknown, unread = read_known(body, type)
-    unread += _own_fields(given)
+    unread += _own_fields(given) + _unknown_words(given)
     if unknown.paths and dialect.requests.strict:
         raise _invalid(min(unknown.paths), "Extra inputs are not permitted")
     return given, unknown, unread
@@ -118,6 +121,35 @@ def _own_fields(given: wire.CountRequest) -> tuple[Unread, ...]:
     """The fields that only a server of the client's own dialect can honour."""
     asked = [name for name in _OWN_FIELDS if getattr(given, name)]
     return tuple(Unread(name, name, f"{name}: this field is not supported") for name in asked)
+
+
+def _unknown_words(given: wire.CountRequest) -> tuple[Unread, ...]:
+    """The words that are not known here: a server of the client's own dialect may be newer, and others cannot obey."""
+    thinking = given.thinking.get("type") if given.thinking else None
+    effort = given.output_config.effort if given.output_config else None
+    tier = given.service_tier if isinstance(given, wire.MessagesRequest) else None
+    found: list[Unread] = []
+    if given.thinking is not None and thinking not in _THINKING:
+        found.append(Unread("thinking", "thinking", f"thinking: {_no_tag(thinking, _THINKING)}"))
+    if given.tool_choice is not None and given.tool_choice.type not in _MODES:
+        fault = _no_tag(given.tool_choice.type, tuple(sorted(_MODES)))
+        found.append(Unread("tool_choice", "tool_choice", f"tool_choice: {fault}"))
+    if effort is not None and effort not in _EFFORTS:
+        words = "'low', 'medium', 'high', 'xhigh' or 'max'"
+        found.append(
+            Unread("output_config.effort", "reasoning_effort", f"output_config.effort: Input should be {words}")
+        )
+    if tier is not None and tier not in _TIERS:
+        found.append(Unread("service_tier", "service_tier", "service_tier: Input should be 'auto' or 'standard_only'"))
+    return tuple(found)
+
+
+def _no_tag(given: object, known: tuple[str, ...]) -> str:
+    """Anthropic's words for an object of an unknown type."""
+    if given is None:
+        return "Unable to extract tag using discriminator 'type'"
+    tags = ", ".join(map(repr, known))
+    return f"Input tag '{given}' found using 'type' does not match any of the expected tags: {tags}"
 
 
 def _hints(given: wire.CountRequest) -> dict[str, Any]:
@@ -165,14 +197,14 @@ def _tools(dialect: Dialect, tools: tuple[wire.Tool, ...]) -> tuple[Tool, ...]:
     for place, tool in enumerate(tools):
         if tool.input_schema is None:
             raise _invalid(f"tools.{place}.input_schema", "Field required")
+    if len({tool.name for tool in tools}) < len(tools):
+        raise _invalid("tools", "Tool names must be unique.")
     return tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
 
 
 def _choice(given: wire.ToolChoice | None, tools: tuple[Tool, ...], unread: tuple[Unread, ...]) -> ToolChoice | None:
-    if given is None:
+    if given is None or given.type not in _MODES:
         return None
-    if given.type not in _MODES:
-        raise _invalid("tool_choice.type", f"Input should be one of {', '.join(map(repr, _MODES))}")
     # The tools that were set aside have names, too: a remote that is sent the body checks them.
     if any(part.param.startswith("tools.") for part in unread):
         return ToolChoice("auto")

@@ -123,6 +123,8 @@ def _call(block: wire.Block, param: str) -> ToolCall:
     for field in ("id", "name"):
         if getattr(block, field) is None:
             raise InvalidRequest(f"{param}.{field}: Field required", param=f"{param}.{field}")
+    if block.input is not None and not isinstance(block.input, dict):
+        raise InvalidRequest(f"{param}.input: Input should be a valid dictionary", param=f"{param}.input")
     arguments = msgspec.json.encode(block.input or {}).decode()
     return ToolCall(block.id or "", block.name or "", arguments, read_signature(block.extra_content))
 

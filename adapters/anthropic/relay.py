@@ -7,14 +7,16 @@ sent the body itself may answer. The body then goes field by field, with the rem
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from adapters.anthropic.dialects import Dialect
 from adapters.base import JSON, Headers
-from adapters.body import convert, parse
+from adapters.body import Misfit, convert, parse
 from adapters.outbound import has_body_for
 from adapters.unknown_fields import Unknown
+from schemas.errors import InvalidRequest
 from schemas.ir import Generate
 from schemas.origin import Unread
 
@@ -26,6 +28,10 @@ VERSION = "2023-06-01"
 
 _KNOWN = frozenset({"text", "image", "tool_use", "tool_result", "thinking", "redacted_thinking"})
 """The types of blocks that the IR has a form for, or that mean nothing to other models (redacted thinking)."""
+_SOURCES = frozenset({"base64", "url"})
+"""The types of an image's source that others can read: files lie at Anthropic."""
+_TYPES = {"decimal": "number", "array": "list", "object": "dictionary"}
+"""A type of JSON in OpenAI's words -> in Anthropic's, where they differ."""
 _RELAYED_HEADERS = ("anthropic-version", "anthropic-beta")
 
 
@@ -40,8 +46,23 @@ def read_known(body: bytes, type: type[T]) -> tuple[T, Unknown, tuple[Unread, ..
     """
     fields = parse(body)
     unread = tuple(_set_aside(fields)) if isinstance(fields, dict) else ()
-    given, extra = convert(fields, type)
+    given, extra = convert(fields, type, refuse)
     return given, extra, unread
+
+
+def refuse(misfit: Misfit) -> InvalidRequest:
+    """The error in Anthropic's words, with its form of places (`messages.0.content`)."""
+    place = re.sub(r"\[(\w+)\]", r".\1", misfit.path)
+    if misfit.is_missing:
+        fault = "Field required"
+    elif misfit.words:
+        *others, last = map(repr, misfit.words)
+        fault = f"Input should be {', '.join(others)}{' or ' if others else ''}{last}"
+    elif misfit.expected:
+        fault = f"Input should be a valid {' or '.join(_TYPES.get(type, type) for type in misfit.expected)}"
+    else:
+        fault = misfit.what
+    return InvalidRequest(f"{place}: {fault}" if place else f"{fault}.", param=place or None)
 
 
 def relayed_headers(headers: Mapping[str, str]) -> Headers:
@@ -84,6 +105,10 @@ def _unknown_blocks(holder: dict[str, Any], param: str) -> Iterator[Unread]:
     kept = []
     for place, block in enumerate(content):
         type, where = _type_of(block, "text"), f"{param}.{place}"
+        if type == "image" and (source := _type_of(block.get("source"), "url")) not in _SOURCES:
+            refusal = f"{where}.source.type: images of type '{source}' are not supported"
+            yield Unread(f"{where}.source.type", source, refusal)
+            continue
         if type not in _KNOWN:
             yield Unread(f"{where}.type", type, f"{where}.type: blocks of type '{type}' are not supported")
             continue

@@ -23,6 +23,7 @@ from schemas.ir import (
     Grammar,
     Origin,
     Output,
+    Prompt,
     Sampling,
     Stopping,
     TextPrompt,
@@ -71,6 +72,7 @@ _CAMEL = {
 }
 """A field's name in snake case -> in camel case."""
 _LEVELS = ("minimal", "low", "medium", "high")
+_MODES = ("AUTO", "ANY", "NONE", "VALIDATED")
 _ENUM = "text/x.enum"
 
 
@@ -106,7 +108,7 @@ def read_generate(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> 
         hints=_hints(thinking),
         outputs=(THOUGHTS,) if thinking is not None and thinking.include_thoughts else (),
         extra=extra,
-        unread=(*unread, *_elsewhere(given, config)),
+        unread=(*unread, *_elsewhere(given, config), *_unknown_words(given, config)),
         unknown=ignored,
         origin=origin,
     )
@@ -120,7 +122,13 @@ def read_count(dialect: Dialect, body: bytes, origin: Origin, call: Call) -> Tok
     """
     given, extra = _read(body, wire.CountRequest)
     whole = given.generate_content_request or wire.GenerateRequest(contents=as_contents(given.contents))
-    prompt, unread = read_conversation(as_contents(whole.contents), whole.system_instruction)
+    prompt: Prompt
+    unread: tuple[Unread, ...] = ()
+    card = call.catalog.find(model_of(call))
+    if card is not None and card.task == "embeddings":  # a model of texts, without a form for conversations
+        prompt = TextPrompt("".join(map(_text, as_contents(whole.contents))))
+    else:
+        prompt, unread = read_conversation(as_contents(whole.contents), whole.system_instruction)
     _refuse(dialect, extra.paths)
     return Tokenize(
         id=call.id,
@@ -207,9 +215,6 @@ def _check(dialect: Dialect, config: wire.GenerationConfig) -> None:
         raise _invalid("generationConfig.stopSequences", f"at most {limits.max_stops}, none of them empty")
     if config.logprobs and not config.response_logprobs:
         raise _invalid("generationConfig.logprobs", "needs responseLogprobs")
-    level = config.thinking_config.thinking_level if config.thinking_config else None
-    if level is not None and level.lower() not in (*_LEVELS, "thinking_level_unspecified"):
-        raise _invalid("generationConfig.thinkingConfig.thinkingLevel", f"'{level}' is no level")
 
 
 def _sampling(config: wire.GenerationConfig) -> Sampling:
@@ -257,12 +262,10 @@ def _parameters(function: wire.FunctionDeclaration) -> dict[str, Any] | None:
 
 def _choice(config: wire.ToolConfig | None, tools: tuple[Tool, ...]) -> ToolChoice | None:
     calling = config.function_calling_config if config is not None else None
-    if calling is None or calling.mode in (None, "", "MODE_UNSPECIFIED"):
+    if calling is None or calling.mode not in _MODES:
         return None
     names = calling.allowed_function_names or ()
     param = "toolConfig.functionCallingConfig"
-    if calling.mode not in ("AUTO", "ANY", "NONE", "VALIDATED"):
-        raise _invalid(f"{param}.mode", f"'{calling.mode}' is no mode")
     if unknown := set(names) - {tool.name for tool in tools}:
         raise _invalid(f"{param}.allowedFunctionNames", f"there is no function '{min(unknown)}'")
     if calling.mode == "ANY":
@@ -303,6 +306,21 @@ def _elsewhere(given: wire.GenerateRequest, config: wire.GenerationConfig) -> tu
         if getattr(tool, name) is not None
     ]
     return tuple(Unread(name, name.rpartition(".")[2], f"{name}: this field is not supported") for name in found)
+
+
+def _unknown_words(given: wire.GenerateRequest, config: wire.GenerationConfig) -> tuple[Unread, ...]:
+    """The words that are not known here: a server of the client's own dialect may be newer."""
+    level = config.thinking_config.thinking_level if config.thinking_config else None
+    calling = given.tool_config.function_calling_config if given.tool_config else None
+    mode = calling.mode if calling is not None else None
+    found: list[Unread] = []
+    if level is not None and level.lower() not in (*_LEVELS, "thinking_level_unspecified"):
+        param = "generationConfig.thinkingConfig.thinkingLevel"
+        found.append(Unread(param, "thinkingLevel", f"{param}: '{level}' is no level"))
+    if mode not in (None, "", "MODE_UNSPECIFIED", *_MODES):
+        param = "toolConfig.functionCallingConfig.mode"
+        found.append(Unread(param, "mode", f"{param}: '{mode}' is no mode"))
+    return tuple(found)
 
 
 def _without_effect(given: wire.GenerateRequest) -> tuple[str, ...]:

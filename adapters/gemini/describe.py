@@ -13,7 +13,8 @@ from schemas.errors import InvalidRequest, ModelNotFound
 
 _MAX_PAGE = 1000
 _GENERATING = ("generateContent", "streamGenerateContent", "countTokens")
-_EMBEDDING = ("embedContent", "batchEmbedContents")
+_METHODS = {"embeddings": ("embedContent", "batchEmbedContents", "countTokens"), "rerank": (), "classify": ()}
+"""What a model can be asked for, by its task; clients choose by it. The API has no method that scores texts."""
 
 
 def list_models(call: Call) -> Reply:
@@ -51,7 +52,7 @@ def _model(name: str, card: ModelCard) -> wire.Model:
         display_name=name,
         input_token_limit=card.context_length,
         output_token_limit=card.context_length,
-        supported_generation_methods=_EMBEDDING if card.task == "embeddings" else _GENERATING,
+        supported_generation_methods=_METHODS.get(card.task, _GENERATING),
     )
 
 

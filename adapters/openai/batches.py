@@ -11,6 +11,7 @@ from adapters.base import Call, Reply, Route
 from adapters.batches import Batch, Line, NewBatch, Page, Range, Result, StoredFile
 from adapters.body import UNREADABLE, convert, parse
 from adapters.openai.inbound.checks import not_one_of, refused
+from adapters.openai.stored.pages import check_metadata
 from schemas.errors import InvalidRequest
 from schemas.openai import batches as wire
 
@@ -82,6 +83,8 @@ class OpenAIBatches:
             raise not_one_of("endpoint", asked.endpoint, ENDPOINTS)
         if asked.completion_window != _WINDOW:
             raise not_one_of("completion_window", asked.completion_window, (_WINDOW,))
+        if asked.metadata is not None:
+            check_metadata(asked.metadata)
         kept = asked.output_expires_after.seconds if asked.output_expires_after is not None else None
         return NewBatch(
             endpoint=asked.endpoint, input_file=asked.input_file_id, metadata=asked.metadata, output_kept=kept

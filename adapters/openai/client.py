@@ -70,7 +70,11 @@ class OpenAIClient:
         """None if the client's own body is sent."""
         if same_dialect(self._dialect, request):
             return ()
-        return left_out(request, (*self._dialect.remote.remote_fields, *PLACES))
+        sent = self._dialect.remote.remote_fields
+        places = left_out(request, (*sent, *PLACES))
+        # A word that is not known here, in a field that is sent: the server knows it, or refuses it.
+        words = {part.param for part in request.unread if part.feature in sent} if isinstance(request, Generate) else ()
+        return tuple(place for place in places if place not in words) if words else places
 
     @property
     def relayed(self) -> frozenset[tuple[str, str]]:

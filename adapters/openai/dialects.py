@@ -216,6 +216,8 @@ _OPENAI_FAILURES = {
     "forbidden": Failure(403, _INVALID, "permission_denied"),
     "model_not_found": Failure(404, _INVALID, "model_not_found"),
     "route_not_found": Failure(404, _INVALID, "unknown_url"),
+    # The path exists, so that its code would mislead; OpenAI has none for an id.
+    "object_not_found": Failure(404, _INVALID),
     "method_not_allowed": Failure(405, _INVALID, "method_not_supported"),
     "conflict": Failure(409, _INVALID, "conflict"),
     "body_too_large": Failure(413, _INVALID, "request_too_large"),

@@ -33,12 +33,12 @@ def default_card(call: Call) -> ModelCard:
     return card
 
 
-def read_tokenize(dialect: Dialect, operation: str, body: bytes, call: Call) -> Tokenize:
+def read_tokenize(dialect: Dialect, body: bytes, call: Call) -> Tokenize:
     """Decode a body of `/tokenize`: a body of `/generate`, of which only the prompt is used."""
     card = default_card(call)
     request, unknown = _read(dialect, GenerateRequest, body)
     prompt = read_inputs(dialect, request.inputs, images=card.images)
-    origin = _origin(dialect, operation, body)
+    origin = _origin(dialect, "tokenize", body)
     return Tokenize(id=call.id, model=card.name, prompt=prompt, unknown=unknown.paths, origin=origin)
 
 
@@ -153,8 +153,15 @@ def _origin(dialect: Dialect, operation: str, body: bytes) -> Origin:
 
 
 def _read(dialect: Dialect, type: type[GenerateRequest], body: bytes) -> tuple[GenerateRequest, Unknown]:
-    """Decode a body to the request and its unknown fields, in which "parameters" holds the unknown parameters."""
-    fields = parse(body)
+    return read_fields_of(dialect, type, parse(body))
+
+
+def read_fields_of(dialect: Dialect, type: type[GenerateRequest], fields: Any) -> tuple[GenerateRequest, Unknown]:
+    """Convert a parsed body to the request and its unknown fields, in which "parameters" holds the unknown parameters.
+
+    Raises:
+        schemas.errors.RequestError: a field is wrong, or unknown where the dialect is strict.
+    """
     unknown: dict[str, Any] = {}
     # A parameter of another dialect (`top_n_tokens` at 0.9) is unknown here: it is neither checked nor applied.
     if isinstance(fields, dict) and isinstance(given := fields.get("parameters"), dict):

@@ -11,10 +11,11 @@ from adapters.base import Headers, Reply, token_id_headers
 from adapters.fold import visible_text
 from adapters.tgi.dialects import Dialect
 from schemas.completion import Choice, Completion, Timings
-from schemas.ir import ChatPrompt, FinishReason, Generate, TextPart, TextPrompt, Tokens, TopToken
+from schemas.ir import ChatPrompt, FinishReason, Generate, TextPart, TextPrompt, Tokenize, Tokens, TopToken
 from schemas.ir import Token as IRToken
 from schemas.tgi import (
     BestOfSequence,
+    ChatTokens,
     Details,
     GenerateResponse,
     MindieDetails,
@@ -23,6 +24,7 @@ from schemas.tgi import (
     PrefillToken,
     SimpleToken,
     Token,
+    VertexResponse,
 )
 
 _json = msgspec.json.Encoder().encode
@@ -30,6 +32,8 @@ _json = msgspec.json.Encoder().encode
 
 def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Reply:
     """The complete answer to `request`."""
+    if request.origin is not None and request.origin.operation == "vertex":
+        return Reply(_json(VertexResponse(tuple(visible_text(choice) for choice in answer.choices))))
     # `n` is TGI's `best_of`: all candidates were generated, and the best one is the answer.
     best, *others = _best_first(answer.choices)
     body: msgspec.Raw | GenerateResponse | MindieResponse
@@ -43,13 +47,14 @@ def encode_answer(dialect: Dialect, request: Generate, answer: Completion) -> Re
     return Reply(_json([body] if compat else body), headers=_headers(dialect, request, answer, best))
 
 
-def encode_tokens(answer: Tokens) -> Reply:
-    """The answer of `/tokenize`. TGI's `start` and `stop` count bytes, the IR's characters."""
+def encode_tokens(request: Tokenize, answer: Tokens) -> Reply:
+    """The answer of `/tokenize` or `/chat_tokenize`. TGI's `start` and `stop` count bytes, the IR's characters."""
     # In ASCII a character is a byte: a range costs no memory.
     offsets = range(len(answer.text) + 1) if answer.text.isascii() else _byte_offsets(answer.text)
-    return Reply(
-        _json([SimpleToken(span.id, span.text, offsets[span.start], offsets[span.stop]) for span in answer.spans])
-    )
+    spans = answer.spans
+    tokens = tuple([SimpleToken(span.id, span.text, offsets[span.start], offsets[span.stop]) for span in spans])
+    of_chat = request.origin is not None and request.origin.operation == "chat_tokenize"
+    return Reply(_json(ChatTokens(tokens, answer.text) if of_chat else tokens))
 
 
 def wire_token(dialect: Dialect, token: IRToken) -> Token:

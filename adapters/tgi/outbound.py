@@ -35,6 +35,8 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
 def passes_on(request: Generate | Embed, name: str) -> bool:
     """Whether the field `name` of the client's body, a path, is sent on."""
     from_tgi = request.origin is not None and request.origin.protocol == "tgi"
+    if isinstance(request, Generate) and name in request.hints:
+        return False  # of a chat (`/vertex`), which is written anew
     return from_tgi and not set(".[") & set(name.removeprefix("parameters."))
 
 

@@ -1,6 +1,10 @@
 """Answers of remotes to events, streamed or not, in every dialect and MindIE's form of 2026.
 
 A stream is complete if and only if it has its last frame, the one with `generated_text`.
+
+An answer of a remote of the client's own dialect is forwarded, with fields that this server does not know. A remote is
+always asked for details, and never for the prompt. So details that the client did not request are removed; an answer
+that must repeat the prompt is not forwarded but encoded anew.
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ from adapters.base import Reply
 from adapters.formats.frames import FrameReader
 from adapters.remote_failures import header_number, malformed, read_json
 from adapters.tgi.dialects import Dialect
-from adapters.tgi.relay import passes_back, relayed
 from adapters.tgi.remote_failures import event_failure
 from adapters.tgi.stops import StopCutter, cut, visible
 from schemas.errors import BackendFailed, Fault, Incomplete
@@ -22,6 +25,7 @@ from schemas.ir import (
     Finished,
     FinishReason,
     Generate,
+    Relayed,
     Started,
     Token,
     TopToken,
@@ -213,3 +217,19 @@ def _reason(dialect: Dialect, details: RemoteSequence) -> FinishReason:
 def _prompt_tokens(details: RemoteSequence) -> int:
     """The prompt's token count; TGI 0.9 does not send it, so 0 if the answer does not have the prompt's tokens."""
     return details.input_length or details.prompt_tokens or len(details.prefill)
+
+
+def passes_back(dialect: Dialect, request: Generate) -> bool:
+    """Whether the remote's answer to `request` can be forwarded."""
+    origin = request.origin
+    return origin is not None and (origin.protocol, origin.dialect) == ("tgi", dialect.name) and not request.echo
+
+
+def relayed(request: Generate, data: bytes, *, detailed: bool) -> Relayed:
+    """An answer, or a frame of one, as the client requested it; `detailed`: whether it has details."""
+    # The bytes as they came: nothing to decode.
+    if not detailed or request.stream_usage:
+        return Relayed(data)
+    fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    fields.pop("details")
+    return Relayed(msgspec.json.encode(fields))

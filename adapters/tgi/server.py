@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from adapters.base import Call, Reply, Route
 from adapters.rate_limits import openai_limit_headers
+from adapters.tgi.chats import read_chat_tokenize, read_vertex
 from adapters.tgi.decode import PlainRequests, read_generate, read_tokenize
 from adapters.tgi.describe import info
 from adapters.tgi.dialects import Dialect
@@ -19,6 +20,7 @@ from schemas import tgi as wire
 from schemas.completion import Completion
 from schemas.errors import GatewayError, RequestError
 from schemas.ir import Embed, Embeddings, Generate, Tokenize, Tokens
+from schemas.openai.requests import ChatRequest
 
 _WHOLE = wire.GenerateResponse
 
@@ -77,6 +79,24 @@ class TgiServer:
             body=wire.GenerateRequest,
             answer=list[wire.SimpleToken],
         ),
+        Route(
+            "POST",
+            "/chat_tokenize",
+            "chat_tokenize",
+            "tokenize",
+            "Render a conversation's template, and tokenize it",
+            body=ChatRequest,
+            answer=wire.ChatTokens,
+        ),
+        Route(
+            "POST",
+            "/vertex",
+            "vertex",
+            "generate",
+            "Generate a text for each instance, as Vertex AI asks for them",
+            body=wire.VertexRequest,
+            answer=wire.VertexResponse,
+        ),
         Route("GET", "/info", "info", "describe", "Served model info", answer=wire.Info),
     )
 
@@ -87,7 +107,10 @@ class TgiServer:
     def decode(self, route: Route, body: bytes, call: Call) -> Generate | Tokenize:
         """Decode a request."""
         if route.kind == "tokenize":
-            return read_tokenize(self._dialect, route.name, body, call)
+            read = read_chat_tokenize if route.name == "chat_tokenize" else read_tokenize
+            return read(self._dialect, body, call)
+        if route.name == "vertex":
+            return read_vertex(self._dialect, body, call)
         return self._plain.read(route.name, body, call) or read_generate(self._dialect, route.name, body, call)
 
     def read_plain(self, route: Route, body: bytes, call: Call) -> Generate | None:
@@ -110,9 +133,9 @@ class TgiServer:
         """Never called: TGI has no route for embeddings."""
         raise AssertionError("TGI has no embeddings")
 
-    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:  # noqa: ARG002
-        """The answer of `/tokenize`."""
-        return encode_tokens(answer)
+    def encode_tokens(self, request: Tokenize, answer: Tokens) -> Reply:
+        """The answer of `/tokenize` or `/chat_tokenize`."""
+        return encode_tokens(request, answer)
 
     def describe(self, route: Route, call: Call, body: bytes) -> Reply:  # noqa: ARG002
         """The answer of `/info`."""

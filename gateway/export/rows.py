@@ -44,7 +44,8 @@ class Row(msgspec.Struct, frozen=True):
         assigned: to whom the unit was assigned; null if there was nothing to assign.
         compared: whether the experiment compares arms by this request.
         outcome: what the client saw: "ok", "client_gone", "cancelled", or an error's kind.
-        arm_outcome: what the assigned arm did: the same, or its own failure where another one was asked after it.
+        arm_outcome: what the assigned arm did: the same, or its own failure where another one was asked after it;
+            "client_gone" where the time passed that the client had allowed.
         streamed: whether the client asked for a stream.
         finish_reasons: of the choices that finished.
         prompt_tokens: null, like `completion_tokens`, if the answer did not end.

@@ -7,7 +7,7 @@ from time import monotonic
 
 from gateway.config import BILLION
 from gateway.experiments.outcome import Outcome
-from gateway.http.record import RequestState, log_record, logged, record_of
+from gateway.http.record import CLIENT_GONE, RequestState, log_record, logged, record_of
 from schemas.ir import Delta, Events, Finished, Generate, Usage
 
 
@@ -80,6 +80,8 @@ class RequestAccount(RequestState, eq=False):
         self._charge()
         # `exposure` is None without an experiment, and before routing.
         if self.exposure is not None or self.service.exporter is not None:
+            # A client that waits no longer has left, whether it closes its connection or has said before when it will.
+            outcome = CLIENT_GONE if self.gave_up else outcome
             own = self.own_failure or outcome
             streamed = isinstance(self.request, Generate) and self.request.stream
             reasons = tuple(self.finish_reasons)

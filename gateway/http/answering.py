@@ -37,7 +37,7 @@ from gateway.routing.target import Plan, Target
 from gateway.storage.key_stores import KeyStores
 from schemas.completion import Timings
 from schemas.errors import (
-    BackendTimeout,
+    ClientDeadline,
     GatewayError,
     Incomplete,
     ShuttingDown,
@@ -101,7 +101,7 @@ class Responder:
         if (health := self._service.backend_health).starting:
             try:
                 until = await self._in_time(health.decided(plan.targets))
-            except BackendTimeout as error:
+            except ClientDeadline as error:
                 await self.refuse(error)
                 return
         for target in (targets := self._in_order(plan)):
@@ -115,7 +115,7 @@ class Responder:
                 return
             except Exception as error:  # nothing was sent yet: whatever it is, the client gets a status
                 kind = error.kind if isinstance(error, GatewayError) else "internal"
-                if target is plan.targets[0]:
+                if target is plan.targets[0] and not account.gave_up:
                     account.own_failure = account.own_failure or kind
                 if failure is None or not isinstance(error, UnsupportedFeature):
                     # That the next target cannot do what is asked is not why the request failed.
@@ -239,13 +239,14 @@ class Responder:
         """The first batch of events.
 
         Raises:
-            schemas.errors.BackendTimeout: it did not come in the time that the client allows.
+            schemas.errors.ClientDeadline: it did not come in the time that the client allows.
         """
         try:
             async with asyncio.timeout(allowed - (monotonic() - self._account.began)):
                 return await first
         except TimeoutError:
-            raise BackendTimeout("No answer began in the time that the request allows.") from None
+            self._account.gave_up = True
+            raise ClientDeadline("No answer began in the time that the request allows.") from None
 
     async def _whole(
         self, request: Generate, batch: Events, events: AsyncGenerator[Events, None] | None = None

@@ -32,6 +32,9 @@ picks the targets; waits for a backend; asks it and waits for its first event; g
 answer; waits for the client to take what was written.
 """
 
+CLIENT_GONE = "client_gone"
+"""The outcome of a request whose client has left."""
+
 
 class RequestState(msgspec.Struct, eq=False):
     """What is known of one request so far. Times are seconds from the request's beginning.
@@ -65,6 +68,7 @@ class RequestState(msgspec.Struct, eq=False):
         outcome: "ok", an error's kind, or "cancelled"; "client_gone" until another is known.
         duration: None until the outcome is known.
         time_allowed: seconds that the client allows until the first event; None: as long as the server does.
+        gave_up: whether they passed without one.
         ended: the outcome as the experiment counts it; None until it is known.
         record: of the request; None until it is kept or logged.
         is_logged: whether the request is in the log.
@@ -102,9 +106,10 @@ class RequestState(msgspec.Struct, eq=False):
     count_interval: Callable[[float], None] | None = None
     finish_reasons: list[FinishReason] = msgspec.field(default_factory=list)
     usage: Usage | None = None
-    outcome: str = "client_gone"
+    outcome: str = CLIENT_GONE
     duration: float | None = None
     time_allowed: float | None = None
+    gave_up: bool = False
     ended: Outcome | None = None
     record: Record | None = None
     is_logged: bool = False

@@ -6,6 +6,7 @@ here. A path that no route matches is refused in the form of the protocol whose 
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
@@ -58,6 +59,11 @@ def protocols(mounts: Mounts, service: Service, work: BatchWork | None = None) -
         request = RequestHandler(service, operation, parameters, scope, client)
         try:
             await request.run()
+        except asyncio.CancelledError:
+            # At the end of the drain time uvicorn cancels what still runs, and would log a traceback for each. The
+            # client knows why, and the log has the request's line.
+            if not (service.draining and request.answer_begun):
+                raise
         except Exception as error:  # a bug that its own nets have not caught: the client still gets its protocol
             if request.answer_begun:
                 raise

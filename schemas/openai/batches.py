@@ -6,9 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-Key = Annotated[str, msgspec.Meta(max_length=64)]
-Value = Annotated[str, msgspec.Meta(max_length=512)]
-Metadata = Annotated[dict[Key, Value], msgspec.Meta(max_length=16)]
+Metadata = dict[str, str]
 
 
 class FileUpload(msgspec.Struct, frozen=True):

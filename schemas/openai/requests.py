@@ -48,11 +48,14 @@ class FunctionCall(msgspec.Struct, frozen=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A tool call, in a conversation or in an answer. `extra_content` is Google's, for the signature of a thought."""
+    """A tool call, in a conversation or in an answer. `extra_content` is Google's, for the signature of a thought.
+
+    A call of a tool that is no function has its fields under the name of its type.
+    """
 
     id: str
     type: str = "function"
-    function: FunctionCall
+    function: FunctionCall | None = None
     extra_content: ExtraContent | msgspec.UnsetType | None = msgspec.UNSET
 
 

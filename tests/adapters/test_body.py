@@ -25,6 +25,7 @@ class Outer(msgspec.Struct, frozen=True):
     inner: tuple[Inner, ...] = ()
     flag: bool | None = None
     named: str = msgspec.field(default="", name="in-wire")
+    labels: dict[str, str] = {}
 
 
 def test_read_returns_the_struct_and_unknown_fields() -> None:
@@ -52,29 +53,76 @@ def test_convert_is_the_second_half_of_read() -> None:
     [
         ("{}", "Missing required parameter: 'name'.", "name"),
         ('{"name": "x", "inner": [{}]}', "Missing required parameter: 'inner[0].kind'.", "inner[0].kind"),
-        ('{"name": 3}', "Invalid value for 'name': Expected `str`, got `int`.", "name"),
-        ('{"name": null}', "Invalid value for 'name': Expected `str`, got `null`.", "name"),
+        ('{"name": 3}', "Invalid type for 'name': expected a string, but got an integer instead.", "name"),
+        ('{"name": null}', "Invalid type for 'name': expected a string, but got null instead.", "name"),
         ('{"name": "x", "count": 0}', "Invalid value for 'count': Expected `int` >= 1.", "count"),
-        ('{"name": "x", "count": "3"}', "Invalid value for 'count': Expected `int`, got `str`.", "count"),
-        ('{"name": "x", "count": true}', "Invalid value for 'count': Expected `int`, got `bool`.", "count"),
+        (
+            '{"name": "x", "count": "3"}',
+            "Invalid type for 'count': expected an integer, but got a string instead.",
+            "count",
+        ),
+        (
+            '{"name": "x", "count": true}',
+            "Invalid type for 'count': expected an integer, but got a boolean instead.",
+            "count",
+        ),
         (
             '{"name": "x", "inner": [{"kind": "a"}, {"kind": "c"}]}',
-            "Invalid value for 'inner[1].kind': Invalid enum value 'c'.",
+            "Invalid value: 'c'. Supported values are: 'a' and 'b'.",
             "inner[1].kind",
         ),
         (
             '{"name": "x", "inner": [{"kind": "`\\n - at `$`"}]}',
-            "Invalid value for 'inner[0].kind': Invalid enum value '`\\n - at `$`'.",
+            "Invalid value: '`\\n - at `$`'. Supported values are: 'a' and 'b'.",
             "inner[0].kind",
         ),
-        ('{"name": "x", "inner": {}}', "Invalid value for 'inner': Expected `array`, got `object`.", "inner"),
-        ('{"name": "x", "in-wire": 1}', "Invalid value for 'in-wire': Expected `str`, got `int`.", "in-wire"),
+        (
+            '{"name": "x", "inner": {}}',
+            "Invalid type for 'inner': expected an array, but got an object instead.",
+            "inner",
+        ),
+        (
+            '{"name": "x", "labels": {"a": "b", "c": 1}}',
+            "Invalid type for 'labels': expected a string, but got an integer instead.",
+            "labels",
+        ),
+        (
+            '{"name": "x", "in-wire": 1}',
+            "Invalid type for 'in-wire': expected a string, but got an integer instead.",
+            "in-wire",
+        ),
     ],
 )
 def test_invalid_fields_are_refused(body: str, message: str, param: str) -> None:
     with pytest.raises(InvalidRequest) as error:
         read(body.encode(), Outer)
     assert (error.value.message, error.value.param) == (message, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("{}", "missing_required_parameter"),
+        ('{"name": 3}', "invalid_type"),
+        ('{"name": "x", "inner": [{"kind": "c"}]}', "invalid_value"),
+        ('{"name": "x", "count": 0}', None),
+    ],
+)
+def test_the_code_says_what_is_wrong(body: str, code: str | None) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        read(body.encode(), Outer)
+    assert error.value.code == code
+
+
+def test_a_protocol_may_have_words_of_its_own() -> None:
+    with pytest.raises(InvalidRequest, match=r"^inner\[0\]\.kind is a string, not an integer or null: string integer$"):
+        convert(
+            {"name": "x", "inner": [{"kind": 3}]},
+            Outer,
+            lambda misfit: InvalidRequest(
+                f"{misfit.path} is a string, not an integer or null: {' '.join((*misfit.expected, misfit.got))}"
+            ),
+        )
 
 
 @pytest.mark.parametrize("body", ["null", "3", '"x"', "[]", '[{"name": "x"}]', "true"])

@@ -97,7 +97,8 @@ def tables(dialect: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_dialect_has_a_row_for_every_kind_of_error(dialect: Any) -> None:
     [table] = tables(dialect)
-    assert set(table) == set(errors.KINDS)
+    known = {each.kind for each in vars(errors).values() if isinstance(each, type) and hasattr(each, "kind")}
+    assert set(errors.KINDS) <= set(table) <= known
 
 
 def test_a_call_over_grpc_has_a_status_for_every_kind_of_error() -> None:

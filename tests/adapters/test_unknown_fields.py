@@ -112,6 +112,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "CountRequest": {name: value for name, value in MESSAGES.items() if name not in ("max_tokens", "metadata")},
     "GenerateRequest": TGI,
     "CompatGenerateRequest": TGI,
+    "VertexRequest": {"instances": [TGI]},
     "InferRequest": INFER,
     "TokenizeRequest": {"model": "m", "messages": CHAT["messages"], "tools": [FUNCTION]},
     "DetokenizeRequest": {"model": "m", "tokens": [1]},
@@ -177,8 +178,9 @@ def bodies() -> Iterator[tuple[str, str, Route, dict[str, Any]]]:
                     body = {"text_input": "x"} if generate else known
                     if dialect == "mindie-openai" and route.body.__name__ == "ChatRequest":
                         body = {"model": "m", "messages": CHAT["messages"]}
-                    if dialect in ("tgi-0.9", "mindie"):
+                    if dialect in ("tgi-0.9", "mindie") and route.name != "chat_tokenize":
                         body = {"inputs": "x", "parameters": {"max_new_tokens": 3}}
+                        body = {"instances": [body]} if route.name == "vertex" else body
                     yield name, dialect, route, body
 
 

@@ -167,6 +167,8 @@ def question(protocol: str, route: Route, model: str, stream: bool) -> dict[str,
     if protocol == "anthropic":
         messages = [{"role": "user", "content": "x"}]
         return {"model": model, "max_tokens": 99, "messages": messages, "stream": stream}
+    if protocol == "tgi" and route.name == "vertex":
+        return None if stream else {"instances": [{"inputs": "x"}]}
     if protocol == "tgi":
         return {"inputs": "x", "stream": stream}
     if route.path.endswith("/responses"):

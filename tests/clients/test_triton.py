@@ -39,12 +39,22 @@ def test_health_and_metadata(server: Server, client: triton.InferenceServerClien
     assert client.get_inference_statistics(server.model)["model_stats"][0]["name"] == server.model
 
 
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
 @pytest.mark.parametrize("binary", [True, False])
-def test_infer_equals_generate(server: Server, client: triton.InferenceServerClient, binary: bool) -> None:
+def test_infer_equals_generate(
+    server: Server, client: triton.InferenceServerClient, binary: bool, compression: str | None
+) -> None:
     text = triton.InferInput("text_input", [1], "BYTES")
     text.set_data_from_numpy(np.array([PROMPT.encode()], dtype=np.object_), binary_data=binary)
     outputs = [triton.InferRequestedOutput("text_output", binary_data=binary)]
-    result = client.infer(server.model, [text], outputs=outputs, request_id="42", parameters=PARAMETERS)
+    result = client.infer(
+        server.model,
+        [text],
+        outputs=outputs,
+        request_id="42",
+        parameters=PARAMETERS,
+        request_compression_algorithm=compression,
+    )
     answer = result.as_numpy("text_output")[0]
     answer = answer.decode() if isinstance(answer, bytes) else answer
     assert result.get_response()["id"] == "42"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from adapters.body import LONGEST_WORD, one_of
 from adapters.dialect import Bound
 from adapters.openai.dialects import Dialect
 from schemas.errors import InvalidRequest
@@ -19,8 +20,7 @@ def missing(param: str) -> InvalidRequest:
 
 def not_one_of(param: str, value: str, known: tuple[str, ...]) -> InvalidRequest:
     """A word is none of those `known`."""
-    words = ", ".join(f"'{word}'" for word in known)
-    message = f"Invalid value: '{value}'. Supported values are: {words}."
+    message = f"Invalid value: '{value[:LONGEST_WORD]}'. Supported values are: {one_of(known)}."
     return InvalidRequest(message, param=param, code="invalid_value")
 
 

@@ -16,11 +16,17 @@ from adapters.base import Call
 from adapters.body import convert
 from adapters.openai.dialects import HINTS, Dialect
 from adapters.openai.inbound.checks import check, check_chat, check_completion, empty, missing, refused
-from adapters.openai.inbound.extensions import own_fields, prompt_scores, read_grammar, template_options
+from adapters.openai.inbound.extensions import (
+    own_chat_fields,
+    own_fields,
+    prompt_scores,
+    read_grammar,
+    template_options,
+)
 from adapters.openai.inbound.functions import uses_functions, with_tools
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.parts import unread_parts
-from adapters.openai.inbound.tools import read_tool_choice, read_tools
+from adapters.openai.inbound.tools import read_tool_choice, read_tools, unread_tools, unread_words
 from adapters.unknown_fields import Unknown
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import SMALLEST_TOP_P, Generate, Origin, Sampling, Stopping, TextPrompt, TokensPrompt
@@ -31,16 +37,8 @@ T = TypeVar("T")
 _UNSUPPORTED_FIELDS = {
     "functions": "The 'functions' parameter is deprecated and not supported. Use 'tools' instead.",
     "function_call": "The 'function_call' parameter is deprecated and not supported. Use 'tool_choice' instead.",
-    "audio": "The 'audio' parameter is not supported: answers are text.",
-    "web_search_options": "The 'web_search_options' parameter is not supported.",
-    "moderation": "The 'moderation' parameter is not supported.",
-    "chat_template": "The 'chat_template' parameter is not supported: a model's own template is used.",
 }
-"""Fields of a chat that would change the answer and that no backend supports -> the refusal."""
-
-# Most chats have none of the fields that few have. Their values are compared at once for that.
-_UNSUPPORTED = attrgetter(*_UNSUPPORTED_FIELDS, "modalities", "echo")
-_NO_UNSUPPORTED = (None,) * (len(_UNSUPPORTED_FIELDS) + 2)
+"""Fields of a chat in their first form, where the dialect does not have it -> the refusal."""
 
 
 def read_fields(dialect: Dialect, fields: Any, type: type[T]) -> tuple[T, Unknown]:
@@ -82,6 +80,15 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         given = with_tools(given)
     _refuse_unsupported(given)
     tools = read_tools(dialect, given.tools) if given.tools else ()
+    others = unread_tools(given.tools) if given.tools else ()
+    unread = (
+        *own_fields(given),
+        *own_chat_fields(given),
+        *unread_words(given),
+        *others,
+        *unread_parts(given.messages),
+    )
+    stream = dialect.defaults.stream_default if given.stream is None else given.stream
     # `max_tokens` is deprecated in favour of `max_completion_tokens`, which wins.
     limit = given.max_tokens if given.max_completion_tokens is None else given.max_completion_tokens
     options = given.stream_options or wire.StreamOptions()
@@ -91,7 +98,7 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         prompts=(replace(read_messages(dialect, given.messages), template=template_options(given)),),
         sampling=_sampling(given),
         stopping=_stopping(dialect, given, dialect.defaults.chat_max_tokens if limit is None else limit),
-        stream=dialect.defaults.stream_default if given.stream is None else given.stream,
+        stream=stream,
         stream_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         n=given.n or 1,
@@ -102,7 +109,9 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         logprobs=bool(given.logprobs),
         top_logprobs=given.top_logprobs or 0,
         tools=tools,
-        tool_choice=None if given.tool_choice is None else read_tool_choice(given.tool_choice, tools),
+        tool_choice=None
+        if given.tool_choice is None
+        else read_tool_choice(given.tool_choice, tools, others=bool(others)),
         parallel_tool_calls=given.parallel_tool_calls,
         legacy_functions=functions,
         grammar=read_grammar(given),
@@ -113,8 +122,9 @@ def read_chat(dialect: Dialect, given: wire.ChatRequest, origin: Origin, call: C
         extra=extra,
         prompt_scores=prompt_scores(given),
         returns_ids=given.return_token_ids is True,
-        unread=own_fields(given) + unread_parts(given.messages),
-        stored_items=origin.body if given.store and call.keeps else None,
+        unread=unread,
+        # A stream of what is not read here (calls of custom tools, sounds) cannot be put together to what is stored.
+        stored_items=origin.body if given.store and call.keeps and not (stream and unread) else None,
         unknown=extra.paths + _without_effect(given, call),
         origin=origin,
     )
@@ -159,7 +169,7 @@ def read_completion(
         extra=extra,
         prompt_scores=prompt_scores(given),
         returns_ids=given.return_token_ids is True,
-        unread=own_fields(given),
+        unread=own_fields(given) + unread_words(given),
         unknown=extra.paths + _without_effect(given, call),
         origin=origin,
     )
@@ -210,16 +220,9 @@ def read_model(dialect: Dialect, name: str | None, call: Call) -> str:
 
 
 def _refuse_unsupported(given: wire.ChatRequest) -> None:
-    if _UNSUPPORTED(given) == _NO_UNSUPPORTED:
-        return
     for field, message in _UNSUPPORTED_FIELDS.items():
         if getattr(given, field) is not None:
             raise UnsupportedFeature(message, feature=field, param=field)
-    # SDKs send the default, `["text"]`, explicitly.
-    if given.modalities is not None and given.modalities != ("text",):
-        raise UnsupportedFeature("Only the modality 'text' is supported.", feature="modalities", param="modalities")
-    if given.echo:
-        raise UnsupportedFeature("The 'echo' parameter is not supported in chats.", feature="echo", param="echo")
 
 
 def _best_of(given: wire.GenerationRequest) -> int | None:

@@ -1,4 +1,4 @@
-"""Fields that vLLM and SGLang add to OpenAI's: those that constrain the text, and those that nobody else can do."""
+"""Fields that constrain the text, vLLM's and SGLang's among them, and those that only servers of the dialect honour."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from adapters.body import parse
 from adapters.openai.inbound.checks import refused
 from adapters.openai.inbound.tools import read_response_format
+from adapters.openai.words import WORDS, unknown_words
 from schemas.errors import InvalidRequest, MalformedBody
 from schemas.ir import Grammar, TemplateOptions
 from schemas.openai import requests as wire
@@ -37,8 +38,19 @@ _OWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "structural_tag": (),
 }
 """Fields that change the answer and that only a server of the client's dialect may have -> values without effect."""
+_CHAT_FIELDS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "audio": ((), "The 'audio' parameter is not supported: answers are text."),
+    "modalities": ((("text",),), "Only the modality 'text' is supported."),  # SDKs send the default, too
+    "web_search_options": ((), "The 'web_search_options' parameter is not supported."),
+    "moderation": ((), "The 'moderation' parameter is not supported."),
+    "chat_template": ((), "The 'chat_template' parameter is not supported: a model's own template is used."),
+    "echo": ((False,), "The 'echo' parameter is not supported in chats."),
+}
+"""The same of chats, OpenAI's own among them -> values without effect, and the refusal."""
 _OWN = attrgetter(*_OWN_FIELDS)
 _NO_OWN = (None,) * len(_OWN_FIELDS)
+_CHAT_OWN = attrgetter(*_CHAT_FIELDS, "reasoning_effort", "verbosity", "service_tier", "prompt_cache_retention")
+_NO_CHAT_OWN = (None,) * (len(_CHAT_FIELDS) + 4)
 _CONSTRAINED = attrgetter(
     "response_format",
     "structured_outputs",
@@ -100,6 +112,19 @@ def own_fields(given: wire.GenerationRequest) -> tuple[Unread, ...]:
         Unread(name, name, f"The '{name}' parameter is not supported.")
         for (name, without_effect), value in zip(_OWN_FIELDS.items(), values, strict=True)
         if value is not None and value not in without_effect
+    )
+
+
+def own_chat_fields(given: wire.ChatRequest) -> tuple[Unread, ...]:
+    """The fields of a chat, and the words in them, that only a server of the client's own dialect can honour."""
+    if _CHAT_OWN(given) == _NO_CHAT_OWN:
+        return ()
+    words = [(name, name, getattr(given, name)) for name in WORDS if name != "modalities"]
+    words += [(f"modalities[{place}]", "modalities", word) for place, word in enumerate(given.modalities or ())]
+    return unknown_words(words) + tuple(
+        Unread(name, name, refusal)
+        for name, (without_effect, refusal) in _CHAT_FIELDS.items()
+        if (value := getattr(given, name)) is not None and value not in without_effect
     )
 
 

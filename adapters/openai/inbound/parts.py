@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from adapters.openai.inbound.checks import missing, refused
+from adapters.openai.inbound.checks import missing, not_one_of, refused
 from schemas.errors import UnsupportedFeature
 from schemas.ir import ImagePart, Part, TextPart
 from schemas.openai import requests as wire
@@ -54,8 +54,20 @@ def read_part(part: wire.ContentPart, param: str) -> tuple[Part, ...]:
 
 
 def unread_parts(messages: tuple[wire.ChatMessage, ...]) -> tuple[Unread, ...]:
-    """The parts that the IR leaves out: only a server that is sent the body can take them."""
-    return tuple(
+    """The parts of messages that the IR leaves out: only a server that is sent the body can take them.
+
+    Parts of contents, spoken answers, and calls of tools that are no functions.
+    """
+    rare: list[Unread] = []
+    for turn, message in enumerate(messages):
+        if message.audio is not None:
+            rare.append(Unread(f"messages[{turn}].audio", "audio", "'audio' in messages is not supported."))
+        for place, call in enumerate(message.tool_calls or ()):
+            if call.type != "function":
+                param = f"messages[{turn}].tool_calls[{place}].type"
+                refusal = not_one_of(param, call.type, ("function",))
+                rare.append(Unread(param, "tools", refusal.message, refusal.code))
+    return tuple(rare) + tuple(
         [
             Unread(f"messages[{turn}].content[{place}].type", part.type, refusal)
             for turn, message in enumerate(messages)

@@ -12,7 +12,7 @@ from adapters.openai.inbound.checks import missing
 from adapters.openai.inbound.decode import read_fields, read_model
 from adapters.openai.inbound.messages import read_messages
 from adapters.openai.inbound.parts import unread_parts
-from adapters.openai.inbound.tools import read_tools
+from adapters.openai.inbound.tools import read_tools, unread_tools
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import Origin, TextPrompt, Tokenize, Tokens, TokensPrompt
 from schemas.openai.tokens import DetokenizedText, DetokenizeRequest, TokenizeRequest, TokenList
@@ -41,7 +41,7 @@ def read_tokenize(dialect: Dialect, fields: Any, origin: Origin, call: Call) -> 
         tools=read_tools(dialect, given.tools or ()),
         add_special_tokens=given.add_special_tokens is not False,
         context_length=None if card is None else card.context_length,
-        unread=unread_parts(given.messages or ()),
+        unread=(*unread_tools(given.tools or ()), *unread_parts(given.messages or ())),
         unknown=extra.paths,
         origin=origin,
     )

@@ -6,33 +6,61 @@ from collections.abc import Sequence
 
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import missing, not_one_of, refused, too_long
+from adapters.openai.words import FORMATS, TOOL_CHOICES, unknown_word
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import Grammar, Tool, ToolChoice
 from schemas.openai import requests as wire
 from schemas.openai import responses
+from schemas.origin import Unread
+
+_FUNCTION = "function"
+_KNOWN_FORMATS = (*FORMATS, "json", "regex")
+"""The types of `response_format` that are read here; the last two are TGI's."""
 
 
 def read_tools(dialect: Dialect, tools: Sequence[wire.Tool | responses.Tool]) -> tuple[Tool, ...]:
-    """The functions that the model may call.
+    """The functions that the model may call, without the tools of a chat that `unread_tools` names.
 
     Raises:
         schemas.errors.InvalidRequest: there are too many, or one is incomplete or has too many properties.
-        schemas.errors.UnsupportedFeature: a tool is not a function.
+        schemas.errors.UnsupportedFeature: a tool of a response is not a function.
     """
     limit = dialect.limits.max_tools
     if len(tools) > limit:
         raise too_long("tools", limit, len(tools))
-    return tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(tools))
+    return tuple(
+        _tool(dialect, tool, f"tools[{place}]")
+        for place, tool in enumerate(tools)
+        if tool.type == _FUNCTION or not isinstance(tool, wire.Tool)
+    )
 
 
-def read_tool_choice(choice: str | wire.ToolChoice | None, tools: tuple[Tool, ...]) -> ToolChoice | None:
-    """Which of `tools` a chat's model may or must call.
+def unread_tools(tools: Sequence[wire.Tool]) -> tuple[Unread, ...]:
+    """The tools that are no functions (OpenAI's "custom"): only a server that is sent the body can offer them."""
+    return tuple(
+        Unread(f"tools[{place}].type", "tools", _unsupported(tool.type))
+        for place, tool in enumerate(tools)
+        if tool.type != _FUNCTION
+    )
+
+
+def read_tool_choice(
+    choice: str | wire.ToolChoice | None, tools: tuple[Tool, ...], *, others: bool = False
+) -> ToolChoice | None:
+    """Which of `tools` a chat's model may or must call; None for a word that only a server of the dialect can know.
+
+    Args:
+        choice: the client's.
+        tools: the functions.
+        others: whether there are tools beside them, whose names are the business of a server that is sent the body.
 
     Raises:
         schemas.errors.InvalidRequest: there is no such choice, or no such tool.
     """
-    if choice is None:
+    if choice is None or (isinstance(choice, str) and choice not in TOOL_CHOICES):
         return None
+    if others:
+        return ToolChoice("auto")
     if isinstance(choice, str):
         return choice_of_keyword(choice, tools)
     if choice.type == "allowed_tools":
@@ -60,7 +88,7 @@ def choice_of_keyword(keyword: str, tools: tuple[Tool, ...]) -> ToolChoice | Non
     if keyword == "auto":
         # "auto" without tools asks for nothing; only "required" cannot be met.
         return ToolChoice("auto") if tools else None
-    raise not_one_of("tool_choice", keyword, ("none", "auto", "required"))
+    raise not_one_of("tool_choice", keyword, TOOL_CHOICES)
 
 
 def choice_of_names(type: str, names: tuple[str, ...], mode: str | None, tools: tuple[Tool, ...]) -> ToolChoice:
@@ -79,12 +107,12 @@ def choice_of_names(type: str, names: tuple[str, ...], mode: str | None, tools: 
 
 
 def read_response_format(given: wire.ResponseFormat | None) -> Grammar | None:
-    """The constraint on the text; None is free text.
+    """The constraint on the text; None is free text, or a format that only a server of the dialect can know.
 
     Raises:
-        schemas.errors.InvalidRequest: there is no such format, or its schema or pattern is missing.
+        schemas.errors.InvalidRequest: the format's schema or pattern is missing.
     """
-    if given is None or given.type == "text":
+    if given is None or given.type == "text" or given.type not in _KNOWN_FORMATS:
         return None
     if given.type == "json_schema":
         if given.json_schema is None:
@@ -97,11 +125,21 @@ def read_response_format(given: wire.ResponseFormat | None) -> Grammar | None:
         if not isinstance(given.value, dict):
             raise refused("response_format.value", "'response_format.value' must be a JSON schema.")
         return Grammar("json_schema", given.value)
-    if given.type == "regex":  # TGI's
-        if not isinstance(given.value, str):
-            raise refused("response_format.value", "'response_format.value' must be a regular expression.")
-        return Grammar("regex", given.value)
-    raise not_one_of("response_format.type", given.type, ("text", "json_object", "json_schema"))
+    # TGI's "regex"
+    if not isinstance(given.value, str):
+        raise refused("response_format.value", "'response_format.value' must be a regular expression.")
+    return Grammar("regex", given.value)
+
+
+def unread_words(given: wire.GenerationRequest) -> tuple[Unread, ...]:
+    """The choice of tools and the format of the text, where they are words that are not known here."""
+    choice = given.tool_choice if isinstance(given, wire.ChatRequest) else None
+    found: list[Unread] = []
+    if isinstance(choice, str) and choice not in TOOL_CHOICES:
+        found.append(unknown_word("tool_choice", "tool_choice", choice, TOOL_CHOICES))
+    if given.response_format is not None and given.response_format.type not in _KNOWN_FORMATS:
+        found.append(unknown_word("response_format.type", "response_format", given.response_format.type, FORMATS))
+    return tuple(found)
 
 
 def json_schema_grammar(given: wire.JsonSchema | responses.Format, param: str) -> Grammar:
@@ -119,9 +157,8 @@ def json_schema_grammar(given: wire.JsonSchema | responses.Format, param: str) -
 
 def _tool(dialect: Dialect, tool: wire.Tool | responses.Tool, param: str) -> Tool:
     """A function. A chat nests its fields under `function`, a response does not."""
-    if tool.type != "function":
-        message = f"Tools of type '{tool.type}' are not supported. Supported types are: 'function'."
-        raise UnsupportedFeature(message, feature="tools", param=f"{param}.type")
+    if tool.type != _FUNCTION:
+        raise UnsupportedFeature(_unsupported(tool.type), feature="tools", param=f"{param}.type")
     function: wire.Function | responses.Tool
     if isinstance(tool, wire.Tool):
         param = f"{param}.function"
@@ -139,6 +176,10 @@ def _tool(dialect: Dialect, tool: wire.Tool | responses.Tool, param: str) -> Too
         param = f"{param}.parameters"
         raise refused(param, f"Invalid '{param}': {len(properties)} properties are more than the limit of {limit}.")
     return Tool(function.name, function.description, function.parameters, function.strict)
+
+
+def _unsupported(type: str) -> str:
+    return f"Tools of type '{type}' are not supported. Supported types are: 'function'."
 
 
 def _name(function: wire.FunctionName | None, param: str) -> str:

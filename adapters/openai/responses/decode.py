@@ -21,6 +21,8 @@ from adapters.openai.responses.stored import (
     no_conversation,
     referenced_item,
 )
+from adapters.openai.stored.pages import check_metadata
+from adapters.openai.words import unknown_words
 from adapters.unknown_fields import Unknown
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
@@ -38,6 +40,7 @@ from schemas.ir import (
     ToolChoice,
 )
 from schemas.openai import responses as wire
+from schemas.origin import Unread
 
 OPERATION = "responses"
 """The name of the route that answers."""
@@ -54,9 +57,20 @@ _BOUNDS = (
     *PENALTIES,
 )
 _TRUNCATIONS = ("auto", "disabled")
+_SUMMARIES = ("auto", "concise", "detailed")
 _UNSUPPORTED_FIELDS = ("prompt", "moderation", "context_management")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = ("reasoning.encrypted_content", LOGPROBS)
+_INCLUDES = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    *INCLUDABLE,
+)
+"""All that OpenAI's answers may include: mostly results of its own tools."""
 
 
 def read_response(
@@ -107,6 +121,7 @@ def read_response(
         prompt_cache_key=given.prompt_cache_key,
         hints=_hints(given),
         extra=extra,
+        unread=_unknown_words(given),
         unknown=(*extra.paths, *_without_effect(given)),
         origin=origin,
     )
@@ -127,6 +142,7 @@ def read_count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, ca
         tools=() if hidden else request.tools,
         hints={name: value for name, value in request.hints.items() if name in ("reasoning_effort", "verbosity")},
         # All of the conversation is counted, though some of it may be left out for an answer.
+        unread=request.unread,
         unknown=(*request.unknown, *(("truncation",) if request.overflow == "drop_turns" else ())),
         origin=origin,
     )
@@ -169,6 +185,17 @@ def _hints(given: wire.ResponseRequest) -> dict[str, Any]:
         "prompt_cache_key": given.prompt_cache_key,
     }
     return {name: value for name, value in hints.items() if value is not None}
+
+
+def _unknown_words(given: wire.ResponseRequest) -> tuple[Unread, ...]:
+    """The words that are not known here: a server that is sent them may know them."""
+    return unknown_words(
+        (
+            ("reasoning.effort", "reasoning_effort", given.reasoning.effort if given.reasoning is not None else None),
+            ("text.verbosity", "verbosity", given.text.verbosity if given.text is not None else None),
+            ("service_tier", "service_tier", given.service_tier),
+        )
+    )
 
 
 def _check_background(given: wire.ResponseRequest, call: Call) -> None:
@@ -231,9 +258,14 @@ def _check(given: wire.ResponseRequest) -> None:
         if getattr(given, field):
             message = f"The '{field}' parameter is not supported."
             raise UnsupportedFeature(message, feature=field, param=field)
+    check_metadata(given.metadata)
     if given.truncation not in (None, *_TRUNCATIONS):
         raise not_one_of("truncation", given.truncation, _TRUNCATIONS)
-    for name in given.include or ():
+    if given.reasoning is not None and given.reasoning.summary not in (None, *_SUMMARIES):
+        raise not_one_of("reasoning.summary", given.reasoning.summary, _SUMMARIES)
+    for place, name in enumerate(given.include or ()):
+        if name not in _INCLUDES:
+            raise not_one_of(f"include[{place}]", name, _INCLUDES)
         if name not in INCLUDABLE:
             raise UnsupportedFeature(f"'{name}' cannot be included.", feature="include", param="include")
 

@@ -14,7 +14,7 @@ import msgspec
 from adapters.base import Call, Record, Reply
 from adapters.objects import Entry
 from adapters.openai.inbound.checks import not_one_of, refused
-from schemas.errors import InvalidRequest, RouteNotFound
+from schemas.errors import InvalidRequest, ObjectNotFound
 from schemas.openai import responses as wire
 
 CONVERSATION = "conversation"
@@ -75,16 +75,16 @@ def conversation_items(call: Call, previous: str | None) -> Items:
     return _all_items(stored)
 
 
-def no_conversation(id: str) -> RouteNotFound:
+def no_conversation(id: str) -> ObjectNotFound:
     """The error for a conversation that the key does not have."""
-    return RouteNotFound(f"Conversation with id '{id}' not found.")
+    return ObjectNotFound(f"Conversation with id '{id}' not found.")
 
 
 def referenced_item(call: Call, id: str) -> dict[str, Any]:
     """The item of a stored response that a request names by its id alone, as the AI SDK does.
 
     Raises:
-        schemas.errors.RouteNotFound: the item is not stored (any more).
+        schemas.errors.ObjectNotFound: the item is not stored (any more).
     """
     # No index of items: the item's id leads to its response, at the cost of one look-up.
     request_id = id.partition("_")[2].rpartition("_")[0]  # an item's id contains its request's: msg_<request>_<place>
@@ -94,14 +94,14 @@ def referenced_item(call: Call, id: str) -> dict[str, Any]:
             if item["id"] == id:
                 return item
     message = f"Item with id '{id}' not found. Items are not kept where 'store' is false, nor for ever."
-    raise RouteNotFound(message, param="input")
+    raise ObjectNotFound(message, param="input")
 
 
 def input_items(call: Call, given: Any) -> Items:
     """The items of a request's `input` as its body has it: references resolved, ids added, texts in the long form.
 
     Raises:
-        schemas.errors.RouteNotFound: a referenced item is not stored (any more).
+        schemas.errors.ObjectNotFound: a referenced item is not stored (any more).
     """
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     return [
@@ -175,6 +175,6 @@ def _stored(call: Call) -> StoredResponse:
     return stored
 
 
-def not_found(id: str) -> RouteNotFound:
+def not_found(id: str) -> ObjectNotFound:
     """The error for a response that the key does not have."""
-    return RouteNotFound(f"Response with id '{id}' not found.")
+    return ObjectNotFound(f"Response with id '{id}' not found.")

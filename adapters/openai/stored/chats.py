@@ -17,11 +17,10 @@ from adapters.objects import Append, Delete, Entry, Get, ListEntries, ListObject
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.answers import encode_answer
 from adapters.openai.inbound.chat_stream import ChatStreamWriter
-from adapters.openai.inbound.checks import refused
 from adapters.openai.inbound.decode import read_fields
 from adapters.openai.inbound.stream import ErrorEncoder
 from adapters.openai.stored.pages import check_metadata, encode_page, read_span
-from schemas.errors import RouteNotFound
+from schemas.errors import InvalidRequest, ObjectNotFound
 from schemas.ir import Events, Generate, Relayed, Usage
 from schemas.openai.conversations import DeletedObject, Metadata, MetadataRequest
 
@@ -135,7 +134,8 @@ def checked(request: Generate, metadata: Mapping[str, Any] | None) -> Generate:
         return request
     for key, value in (metadata or {}).items():
         if not isinstance(value, str):
-            raise refused(f"metadata.{key[:64]}", "Invalid 'metadata': the values of what is stored must be strings.")
+            message = f"Invalid type for 'metadata.{key[:64]}': expected a string: the chat is to be stored."
+            raise InvalidRequest(message, param=f"metadata.{key[:64]}", code="invalid_type")
     check_metadata(dict(metadata or {}))
     return request
 
@@ -160,5 +160,5 @@ def _load(call: Call) -> Steps[bytes]:
     return data
 
 
-def _not_found(call: Call) -> RouteNotFound:
-    return RouteNotFound(f"Chat completion with id '{call.path['id']}' not found.")
+def _not_found(call: Call) -> ObjectNotFound:
+    return ObjectNotFound(f"Chat completion with id '{call.path['id']}' not found.")

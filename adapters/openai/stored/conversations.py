@@ -30,7 +30,7 @@ from adapters.openai.responses.decode import INCLUDABLE, LOGPROBS
 from adapters.openai.responses.items import read_message
 from adapters.openai.responses.stored import CONVERSATION, entries_of, no_conversation, normalized
 from adapters.openai.stored.pages import check_metadata, encode_page, read_span
-from schemas.errors import BodyTooLarge, RouteNotFound, UnsupportedFeature
+from schemas.errors import BodyTooLarge, ObjectNotFound, UnsupportedFeature
 from schemas.openai import conversations as wire
 from schemas.openai.responses import ConversationName, Item
 
@@ -172,8 +172,8 @@ def _without_logprobs(item: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def _no_item(call: Call) -> RouteNotFound:
-    return RouteNotFound(f"Item with id '{call.path['item']}' not found in conversation '{call.path['id']}'.")
+def _no_item(call: Call) -> ObjectNotFound:
+    return ObjectNotFound(f"Item with id '{call.path['item']}' not found in conversation '{call.path['id']}'.")
 
 
 def _entries(items: tuple[Item, ...], fields: Any, call: Call) -> tuple[Entry, ...]:

@@ -10,6 +10,7 @@ import msgspec
 from adapters.base import Reply
 from adapters.objects import Page, Span
 from adapters.openai.inbound.checks import not_one_of, refused
+from schemas.errors import InvalidRequest
 from schemas.openai.conversations import Metadata, ObjectList
 
 _MAX_LIMIT, _DEFAULT_LIMIT = 100, 20
@@ -53,9 +54,19 @@ def check_metadata(metadata: Metadata | None) -> Metadata:
     """
     metadata = metadata or {}
     if len(metadata) > _MOST_METADATA:
-        raise refused("metadata", f"Invalid 'metadata': at most {_MOST_METADATA} keys are allowed.")
+        raise InvalidRequest(
+            f"Invalid 'metadata': too many properties. Expected an object with at most {_MOST_METADATA} properties, "
+            f"but got an object with {len(metadata)} properties instead.",
+            param="metadata",
+            code="object_above_max_properties",
+        )
     for key, value in metadata.items():
-        if len(key) > _LONGEST_KEY or len(value) > _LONGEST_VALUE:
-            limits = f"keys have at most {_LONGEST_KEY} characters, values at most {_LONGEST_VALUE}"
-            raise refused(f"metadata.{key[:_LONGEST_KEY]}", f"Invalid 'metadata': {limits}.")
+        _check_length(f"metadata.{key[:_LONGEST_KEY]}", "key too long. Expected a key", key, _LONGEST_KEY)
+        _check_length(f"metadata.{key}", "string too long. Expected a string", value, _LONGEST_VALUE)
     return metadata
+
+
+def _check_length(param: str, what: str, text: str, most: int) -> None:
+    if len(text) > most:
+        message = f"Invalid '{param}': {what} with maximum length {most}, but got one of length {len(text)} instead."
+        raise InvalidRequest(message, param=param, code="string_above_max_length")

@@ -28,7 +28,7 @@ from gateway.http.client import Client
 from gateway.http.reading.body import read_body
 from gateway.mounts import Mounts, Operation
 from gateway.service import Service
-from schemas.errors import InvalidRequest, Overloaded, RouteNotFound
+from schemas.errors import InvalidRequest, ObjectNotFound, Overloaded, RouteNotFound
 
 T = TypeVar("T")
 
@@ -264,19 +264,19 @@ class StoreRequestHandler:
 
     def _found(self, value: T | None, what: str) -> T:
         if value is None:
-            raise RouteNotFound(f"There is no such {what}: '{self._id}'.")
+            raise ObjectNotFound(f"There is no such {what}: '{self._id}'.")
         return value
 
     async def _download(self, path: Path, media_type: str) -> None:
         """Send a file as it is read.
 
         Raises:
-            schemas.errors.RouteNotFound: it was removed meanwhile.
+            schemas.errors.ObjectNotFound: it was removed meanwhile.
         """
         try:
             file = await asyncio.to_thread(path.open, "rb")
         except FileNotFoundError:
-            raise RouteNotFound(f"There is no such file any more: '{self._id}'.") from None
+            raise ObjectNotFound(f"There is no such file any more: '{self._id}'.") from None
         with file:
             size = os.fstat(file.fileno()).st_size
             headers = [

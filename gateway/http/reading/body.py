@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Mapping
 from time import monotonic
 
@@ -10,10 +11,14 @@ from litestar.types import Receive
 
 from gateway.config import Limits
 from gateway.http.pending_message import PendingMessage
-from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
+from schemas.errors import BodyTooLarge, MalformedBody, RequestTimeout, UnsupportedMediaType
 
 _IMAGES = (b'"image', b"![](data:image/")
 """How images begin in a body: the fields `image` and `image_url` of all protocols, and TGI's markdown."""
+
+# RFC 9110, section 8.4.1: "deflate" is the zlib format. tritonclient sends both.
+_CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""The content codings of bodies -> zlib's number for their format."""
 
 
 async def read_body(
@@ -30,7 +35,8 @@ async def read_body(
 
     Raises:
         schemas.errors.BodyTooLarge: it is over the limit, or its `content-length` is.
-        schemas.errors.UnsupportedMediaType: it is compressed, or a multipart form.
+        schemas.errors.UnsupportedMediaType: its content coding is unknown, or it is a multipart form.
+        schemas.errors.MalformedBody: it is not of its content coding.
         schemas.errors.RequestTimeout: it did not arrive in time.
     """
     # Whether a body holds images is known only when it is whole, so the larger limit bounds the reading, and the limit
@@ -38,6 +44,9 @@ async def read_body(
     most = max(limits.max_body, limits.max_image_body)
     is_form = _check_headers(headers, most, form=form)
     body = whole if whole is not None else await _received(receive, limits, most)
+    if body is not None and (coding := headers.get("content-encoding", "identity").lower()) != "identity":
+        # In a thread: zlib lets other threads run, and a small body may take long.
+        body = await asyncio.to_thread(_unpacked, body, coding, most)
     if body is None or len(body) <= limits.max_body:
         return body
     # The search for images runs over large bodies only.
@@ -80,14 +89,33 @@ def _check_headers(headers: Mapping[str, str], most: int, *, form: bool) -> bool
     length = headers.get("content-length", "")
     if length.isdigit() and int(length) > most:
         raise _too_large(most)
-    # A compressed body of a few kilobytes may unpack to gigabytes: no limit on the wire would bound it.
-    encoding = headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
-        raise UnsupportedMediaType("Compressed request bodies are not accepted.")
+    coding = headers.get("content-encoding", "identity").lower()
+    if coding != "identity" and coding not in _CODINGS:
+        known = " or ".join(_CODINGS)
+        raise UnsupportedMediaType(f"A request body may be compressed with {known}, not with '{coding[:32]}'.")
     is_form = headers.get("content-type", "").lower().startswith("multipart/")
     if is_form and not form:
         raise UnsupportedMediaType("The request body must be JSON.")
     return is_form
+
+
+def _unpacked(body: bytes, coding: str, most: int) -> bytes:
+    """A compressed body without its coding; of one that unpacks to more than `most` bytes, no more is unpacked.
+
+    Raises:
+        schemas.errors.BodyTooLarge: it unpacks to more.
+        schemas.errors.MalformedBody: it is not of its coding, is cut off, or has something behind its end.
+    """
+    unpacker = zlib.decompressobj(_CODINGS[coding])
+    try:
+        unpacked = unpacker.decompress(body, most + 1)
+    except zlib.error:
+        raise MalformedBody(f"The request body is not {coding} data.") from None
+    if len(unpacked) > most:
+        raise _too_large(most)
+    if not unpacker.eof or unpacker.unused_data:
+        raise MalformedBody(f"The request body is not {coding} data: it does not end with it.")
+    return unpacked
 
 
 def _too_large(most: int) -> BodyTooLarge:

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from adapters.base import Call
 from adapters.fold import fold
+from backends.base import ignored_fields
+from backends.scripted import ScriptedBackend
 from schemas.catalog import Catalog, ModelCard
 from schemas.errors import BackendFailed, InvalidRequest, MalformedBody, UnsupportedFeature
 from schemas.ir import (
@@ -201,8 +203,9 @@ def test_fifteen_properties_are_accepted() -> None:
 
 
 def test_tools_other_than_functions_are_refused() -> None:
+    request = chat(tools=[{"type": "custom"}])
     with pytest.raises(UnsupportedFeature) as caught:
-        chat(tools=[{"type": "custom"}])
+        ignored_fields(request, ScriptedBackend("s"))
     assert caught.value.param == "tools[0].type"
 
 

@@ -109,12 +109,10 @@ def test_the_configuration() -> None:
         ({"generationConfig": {"responseMimeType": "image/png"}}, "responseMimeType"),
         ({"generationConfig": {"responseSchema": {"type": "OBJECT"}}}, "needs responseMimeType"),
         ({"generationConfig": {"responseMimeType": "text/x.enum"}}, "needs an enum"),
-        ({"generationConfig": {"thinkingConfig": {"thinkingLevel": "DEEP"}}}, "is no level"),
         ({"contents": []}, "contents is not specified"),
         ({"contents": [{"role": "pope", "parts": [{"text": "x"}]}]}, "valid role"),
         ({"contents": [{"parts": []}]}, "must not be empty"),
         ({"contents": [{"parts": [{}]}]}, "oneof field"),
-        ({"toolConfig": {"functionCallingConfig": {"mode": "MAYBE"}}}, "is no mode"),
         ({"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}, "needs functionDeclarations"),
         ({"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["g"]}}}, "no function 'g'"),
     ],
@@ -122,6 +120,23 @@ def test_the_configuration() -> None:
 def test_refusals(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         ask(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"generationConfig": {"thinkingConfig": {"thinkingLevel": "DEEP"}}}, "thinkingLevel: 'DEEP' is no level"),
+        ({"toolConfig": {"functionCallingConfig": {"mode": "MAYBE"}}}, "mode: 'MAYBE' is no mode"),
+    ],
+)
+def test_an_unknown_word_is_for_a_server_of_the_dialect(fields: dict[str, Any], words: str) -> None:
+    request = ask(**fields)
+    with pytest.raises(InvalidRequest, match=words):
+        check_unread(request, request.foreign_fields)
+    client = ADAPTER.client(ADAPTER.dialects["gemini"])
+    assert client.ignored(request) == ()
+    sent = json.loads(client.encode(request).body)
+    assert {name: sent[name] for name in fields} == fields
 
 
 def test_images_by_data_and_by_address() -> None:
@@ -418,6 +433,10 @@ def test_tokens_are_counted() -> None:
         assert counted.prompt == ChatPrompt((Message("user", "Hi"),))
     spans = (TokenSpan(1, "H", 0, 1), TokenSpan(2, "i", 1, 2))
     assert SERVER.encode_tokens(counted, Tokens(spans, "Hi")).body == b'{"totalTokens":2}'
+    call = Call("r1", CATALOG, {"model": "e"})
+    text = SERVER.decode(ROUTES["count_tokens"], json.dumps({"contents": HI + HI}).encode(), call)
+    assert isinstance(text, Tokenize)
+    assert text.prompt == TextPrompt("HiHi")
 
 
 def described(route: str, model: str = "m", **query: str) -> Any:
@@ -433,6 +452,13 @@ def test_models() -> None:
         "outputTokenLimit": 4096,
         "supportedGenerationMethods": ["generateContent", "streamGenerateContent", "countTokens"],
     }
+    assert described("model", "e")["supportedGenerationMethods"] == [
+        "embedContent",
+        "batchEmbedContents",
+        "countTokens",
+    ]
+    ranks = Call("r1", Catalog({"r": ModelCard(name="r", task="rerank")}), {"id": "r"})
+    assert b"Content" not in SERVER.describe(ROUTES["model"], ranks, b"").body
     assert [model["name"] for model in described("models")["models"]] == ["models/m", "models/e"]
     page = described("models", pageSize="1")
     assert page["nextPageToken"] == "1"

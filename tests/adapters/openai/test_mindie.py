@@ -96,7 +96,7 @@ def test_parameters_that_are_not_about_sampling() -> None:
         (
             "messages",
             [{"role": "developer", "content": "a"}],
-            "Invalid value: 'developer'. Supported values are: 'system', 'user', 'assistant', 'tool'.",
+            "Invalid value: 'developer'. Supported values are: 'system', 'user', 'assistant', and 'tool'.",
         ),
         (
             "messages",

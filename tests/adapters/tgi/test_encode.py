@@ -11,7 +11,7 @@ import pytest
 from adapters.fold import fold
 from adapters.tgi.encode import encode_tokens
 from schemas.completion import Choice, Completion, Timings
-from schemas.ir import Finished, FinishReason, Started, Token, Tokens, TokenSpan, Usage
+from schemas.ir import Finished, FinishReason, Started, TextPrompt, Token, Tokenize, Tokens, TokenSpan, Usage
 from tests.adapters.tgi.scenes import WITHOUT_TOKENS, ZOE, ask, dialect, server
 
 TIMED = msgspec.structs.replace(fold(ZOE), timings=Timings(first_event=0.25, total=1.5))
@@ -110,7 +110,7 @@ def test_the_best_answer_has_the_highest_mean_logprob(
 def test_tokenize_counts_bytes() -> None:
     text = "aé漢🙂b"
     spans = tuple(TokenSpan(at, character, at, at + 1) for at, character in enumerate(text))
-    got = json.loads(encode_tokens(Tokens(spans, text)).body)
+    got = json.loads(encode_tokens(Tokenize(id="r", model="m", prompt=TextPrompt(text)), Tokens(spans, text)).body)
     assert [text.encode()[token["start"] : token["stop"]].decode() for token in got] == list(text)
 
 

@@ -162,9 +162,9 @@ MALFORMED = [
     ({}, "Missing required parameter: 'inputs'."),
     (
         {"inputs": [text_tensor("a") | {"shape": "x"}]},
-        "Invalid value for 'inputs[0].shape': Expected `array`, got `str`.",
+        "Invalid type for 'inputs[0].shape': expected an array, but got a string instead.",
     ),
-    ({"inputs": [text_tensor("a")], "id": 3}, "Invalid value for 'id': Expected `str | null`, got `int`."),
+    ({"inputs": [text_tensor("a")], "id": 3}, "Invalid type for 'id': expected a string, but got an integer instead."),
     (
         {"inputs": []},
         "expected number of inputs between 1 and 33 but got 0 inputs for model 'mymodel'. Got input(s) [], "

@@ -59,7 +59,7 @@ async def test_a_wrong_base_url_is_named(path: str, other: str, error: Any) -> N
         assert json.loads(answer.text.replace(answer.headers["x-request-id"], "r")) == error(no_path(path, other))
 
 
-@pytest.mark.parametrize("path", ["/generat", "/vertex", "/v1"])
+@pytest.mark.parametrize("path", ["/generat", "/predict_all", "/v1"])
 async def test_of_a_path_that_nobody_means_no_other_one_is_named(path: str) -> None:
     async with running(create_app(parse(CONFIG))) as client:
         answer = await client.post(path, json={})

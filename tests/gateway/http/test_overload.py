@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from gateway.config import Limits, ServerSection
-from tests.gateway.serving import listening, running, scripted
+from tests.gateway.serving import application, endpoint, figures, listening, running, scripted, unit_for
 
 CHAT = "/v1/chat/completions"
 
@@ -49,6 +49,21 @@ async def test_what_a_client_no_longer_waits_for_is_not_generated(stream: bool) 
         assert backend.active == 0
         good = await client.post(CHAT, json=body("echo", stream=stream), headers={"x-request-timeout": "60"})
         assert good.status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_in_a_hurry_is_no_failure_of_its_arm(stream: bool) -> None:
+    app = application(chat=endpoint(("a", "hang", 50), ("b", "echo", 50)))
+    asked = body("chat", stream=stream) | {"user": unit_for("a")}
+    async with running(app) as client:
+        late = await client.post(CHAT, json=asked, headers={"x-request-timeout": "0.1"})
+        assert late.status_code == 504
+        means = (await figures(client))["a"]["means"]
+        served = (await client.get("/metrics")).text
+    assert (means["abandoned"], means.get("success"), means["refused"]) == (1.0, None, 0.0)
+    assert means["latency"] >= 0.1
+    assert 'outcome="timeout"' in served
 
 
 @pytest.mark.slow

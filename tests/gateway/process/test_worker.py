@@ -122,7 +122,9 @@ WORDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", WORDS)
-async def test_a_client_whose_answer_has_not_begun_learns_of_the_shutdown(path: str) -> None:
+async def test_a_client_whose_answer_has_not_begun_learns_of_the_shutdown(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     app, _ = scripted("hang", server=ServerSection(drain_timeout=0.0))
     service = app.state.service
     server = _Server(uvicorn_config(app, service.config.server), service, None)
@@ -145,3 +147,23 @@ async def test_a_client_whose_answer_has_not_begun_learns_of_the_shutdown(path: 
     assert tells(json.loads(answer)), answer
     (line,) = (each for each in entries if each["event"] == "request.finished")
     assert (line["status"], line["outcome"]) == (status, "cancelled")
+    assert not [record.message for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.slow
+async def test_a_stream_that_the_shutdown_cuts_ends_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    app, _ = scripted("hang-after-2", server=ServerSection(drain_timeout=0.0))
+    server = _Server(uvicorn_config(app, app.state.service.config.server), app.state.service, None)
+    body = json.dumps({"model": "hang-after-2", "messages": MESSAGES, "stream": True}).encode()
+    fields = b"host: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server._serve([listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\n%b\r\n%b" % (fields, body))
+        await reader.readuntil(b"data: ")
+        server._stop()
+        rest = await reader.read()
+        writer.close()
+        await serving
+    assert b'"code":"server_shutdown"' in rest
+    assert not [record.message for record in caplog.records if record.exc_info]

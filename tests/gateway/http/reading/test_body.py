@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import zlib
 from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 
 from gateway.config import Limits, ServerSection
 from gateway.http.reading.body import read_body
-from schemas.errors import BodyTooLarge, RequestTimeout, UnsupportedMediaType
+from schemas.errors import BodyTooLarge, MalformedBody, RequestTimeout, UnsupportedMediaType
 from tests.gateway.serving import listening, scripted
 
 Receive = Callable[[], Awaitable[Any]]
@@ -85,7 +87,9 @@ async def test_only_a_body_with_images_may_have_the_larger_limit(size: int) -> N
     ("headers", "error"),
     [
         ({"content-length": "41"}, BodyTooLarge),
-        ({"content-encoding": "gzip"}, UnsupportedMediaType),
+        ({"content-encoding": "br"}, UnsupportedMediaType),
+        ({"content-encoding": "gzip, gzip"}, UnsupportedMediaType),
+        ({"content-encoding": "gzip", "content-length": "41"}, BodyTooLarge),
         ({"content-type": "multipart/form-data; boundary=x"}, UnsupportedMediaType),
     ],
 )
@@ -95,6 +99,25 @@ async def test_a_body_that_cannot_be_taken_is_refused_unread(headers: dict[str, 
 
     with pytest.raises(error):
         await read_body(receive, headers, Limits(max_body=10, max_image_body=40))
+
+
+@pytest.mark.parametrize(("coding", "pack"), [("gzip", gzip.compress), ("Deflate", zlib.compress)])
+async def test_a_compressed_body_is_unpacked_within_the_limits(coding: str, pack: Callable[[bytes], bytes]) -> None:
+    headers = {"content-encoding": coding}
+    limits = Limits(max_body=2000, max_image_body=4000)
+    text, image = b"x" * 2000, b'{"image_url":' + b"x" * (4000 - 13)
+    assert await read_body(arriving(pack(text)), headers, limits) == text
+    assert await read_body(arriving(b""), headers, limits, whole=pack(text)) == text
+    assert await read_body(arriving(pack(image)), headers, limits) == image
+    for more in (text + b"x", image + b"x", bytes(1 << 24)):
+        with pytest.raises(BodyTooLarge):
+            await read_body(arriving(pack(more)), headers, limits)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"", gzip.compress(b"{}")[:-1], gzip.compress(b"{}") + b"x"])
+async def test_a_body_that_is_not_of_its_coding_is_refused(body: bytes) -> None:
+    with pytest.raises(MalformedBody, match="not gzip data"):
+        await read_body(arriving(body), {"content-encoding": "gzip"}, Limits())
 
 
 @pytest.mark.slow
