@@ -135,7 +135,7 @@ class Experiment:
         if count_request(counters, arm, bucket, ended):
             for reason in ended.reasons:
                 counters.count(arm, REASON_AT[reason])
-        elif ended.own != ended.outcome:
+        elif ended.elsewhere or ended.own != ended.outcome:  # passed over, it may have been asked after all, and last
             counters.count(arm, _FELL_BACK)
         takes_feedback = self.takes_feedback and ended.own == "ok" and ended.usage is not None
         return Answered(self._tag, arm, bucket) if takes_feedback else None

@@ -293,6 +293,16 @@ async def test_report_of_a_running_gateway() -> None:
         assert (await client.get("/serving-endpoints/other/experiment")).status_code == 404
 
 
+async def test_requests_that_fail_alike_at_two_arms_have_fallen_back() -> None:
+    arms = endpoint(("a", "error", 50), ("b", "error", 50))
+    async with running(application(chat=arms)) as client:
+        for arm in "aab":
+            assert (await chat(client, user=unit_for(arm))).status_code == 502
+        found = await figures(client)
+        assert [found[arm]["apart"]["fell_back"] for arm in "ab"] == [2, 1]
+        assert found["a"]["means"] == NOTHING | {"success": 0.0, "served": 0.0}
+
+
 async def test_the_report_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_KEYS", "right")
     server = msgspec.structs.replace(Config().server, keys_env="THE_KEYS")
