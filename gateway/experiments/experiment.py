@@ -40,7 +40,16 @@ from gateway.experiments.pairs.examples import Examples
 from gateway.experiments.report import Report, ShadowReport, SplitSums, build, shadow_report
 from gateway.experiments.request_counts import count_request
 from gateway.experiments.statistics.histogram import BINS
-from gateway.experiments.stratum import PAIRS, REQUESTS, SHADOWS, SplitReport, Stratum, feedback_file
+from gateway.experiments.stratum import (
+    CANCELLED,
+    PAIRS,
+    REQUESTS,
+    SHADOWS,
+    UNENDED,
+    SplitReport,
+    Stratum,
+    feedback_file,
+)
 from gateway.routing.target import Plan, Target
 from schemas.errors import InvalidRequest
 
@@ -129,6 +138,8 @@ class Experiment:
         arm = self._index[plan.targets[0].entity.name]
         if (why := exclusion(plan, ended.outcome)) is not None:
             self._counters.count(arm, EXCLUDED.index(why))
+            if why == "cancelled" and plan.unit is not None:
+                self._stratum(self._split).file(UNENDED).count_row(arm, plan.unit.bucket, CANCELLED)
             return None
         assert plan.unit is not None
         counters, bucket = self._counters, plan.unit.bucket
@@ -257,8 +268,8 @@ class Experiment:
         feedback = tuple(self._endpoint.experiment.feedback)
         splits = [split for split in self._splits() if split != self._split]
         found = [
-            SplitSums(self._stratum(split).shares, self._stratum(split).read(feedback))
-            for split in (*splits, self._split)
+            SplitSums(stratum.shares, stratum.read(feedback), stratum.unended())
+            for stratum in map(self._stratum, (*splits, self._split))
         ]
         # The stops are counted beside all splits, and shown with the present one.
         found[-1].sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0] > 0

@@ -212,6 +212,39 @@ def test_an_arm_whose_requests_do_not_reach_the_comparison_is_named() -> None:
     assert whole.report().uneven_losses == ()
 
 
+def test_requests_that_a_killed_worker_had_begun_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = Traffic(PAIR)
+
+    def begin(experiment: Experiment, count: int, lost: bool, ends: Outcome = ANSWERED) -> None:
+        for number in range(count):
+            plan = traffic.plan(f"user {number % 400}")
+            experiment.exposed(plan)
+            if not (lost and plan.targets[0].entity.name == "b" and number * 7919 % 1013 % 10 == 0):
+                experiment.ended(plan, ends)
+
+    def figures_of(experiment: Experiment) -> tuple[int, ...]:
+        arms = experiment.report().arms
+        return tuple(count for arm in arms for count in (arm.exposures, arm.requests["success"], arm.excluded["lost"]))
+
+    def restarted() -> Experiment:
+        monkeypatch.setattr("gateway.experiments.stratum._continued", set())
+        return Experiment("chat", PAIR, tmp_path)
+
+    first = restarted()
+    begin(first, 1500, lost=True)
+    begin(first, 20, lost=False, ends=Outcome("cancelled"))
+    exposures_a, ended_a, lost_a, exposures_b, ended_b, lost_b = figures_of(first)
+    assert lost_a == lost_b == 0, "these may still end"
+    assert figures_of(Experiment("chat", PAIR, tmp_path))[5] == 0, "the same process has other settings now"
+    second = restarted()
+    missing = 1520 - 20 - ended_a - ended_b
+    assert missing > 50
+    assert figures_of(second) == (exposures_a, ended_a, 0, exposures_b, ended_b, missing)
+    assert second.report().uneven_losses == ("b",)
+    begin(second, 100, lost=False)
+    assert figures_of(restarted())[2::3] == (0, missing), "counted once"
+
+
 def test_the_guardrail_stops_an_arm_on_every_worker(tmp_path: Path) -> None:
     one, other = (Experiment("chat", GUARDED, tmp_path, slot) for slot in (0, 1))
     traffic = Traffic(GUARDED, one)
