@@ -67,6 +67,14 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
         END,
         "write [[endpoints.x.served_entities]], or [{ ... }]",
     ),
+    # --- a backend that is the gateway itself
+    "itself": (("port = 0", "port = 9"), 9, "http://127.0.0.1:9/v1 is an address of this gateway itself"),
+    "another listener": (
+        '[backends.me]\nkind = "tgi"\nurls = ["http://10.0.0.5", "http://localhost:9009/"]\n'
+        "[[server.listeners]]\nport = 9009\n",
+        END + 2,
+        "backends.me: http://localhost:9009/ is an address of this gateway itself",
+    ),
     # --- unknown keys, with a suggestion from the right table
     "backend": ("[backend.local]\nkind = 'x'\n", END, "backend: unknown field; did you mean 'backends'?"),
     "endpoint": ("[endpoint.x]\n", END, "endpoint: unknown field; did you mean 'endpoints'?"),
