@@ -245,9 +245,7 @@ def _machine(config: Config) -> Iterator[Problem]:
             Certificates(server)
         except ConfigError as error:
             yield Problem(("server", "ssl_certfile"), str(error))
-    if server.export is not None and not is_writable(Path(server.export.folder).absolute()):
-        text = f"server.export: the folder '{server.export.folder}' cannot be written to"
-        yield Problem(("server", "export", "folder"), text)
+    yield from _folders(config)
     yield from _usage(config)
     yield from _state(config)
     yield from _grpc(server)
@@ -259,6 +257,18 @@ def _machine(config: Config) -> Iterator[Problem]:
     except OSError as error:
         text = f"server.host: cannot listen on {server.host}: {error.strerror}"
         yield Problem(("server", "host"), text)
+
+
+def _folders(config: Config) -> Iterator[Problem]:
+    server = config.server
+    kept: dict[KeyPath, str | None] = {("server", "storage_folder"): server.storage_folder}
+    if server.export is not None:
+        kept["server", "export", "folder"] = server.export.folder
+    if config.batches is not None:
+        kept["batches", "folder"] = config.batches.resolved(server)
+    for path, folder in kept.items():
+        if folder is not None and not is_writable(Path(folder).absolute()):
+            yield Problem(path, f"{show(path)}: the folder '{folder}' cannot be written to")
 
 
 def _hosts(server: ServerSection) -> Iterator[tuple[KeyPath, str]]:

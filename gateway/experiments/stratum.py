@@ -96,6 +96,8 @@ class Stratum:
             self._began = self._began or began
             return
         self._folder.mkdir(parents=True, exist_ok=True)
+        if (self._folder / ABOUT).exists():
+            return  # on a full disk, too, where a worker that was killed is to be replaced
         # Another worker may do the same: the first one's file stays, and is complete when it has its name.
         new = self._folder / f".{ABOUT}.{self._slot}"
         new.write_bytes(msgspec.json.encode(began))

@@ -67,6 +67,9 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
         END,
         "write [[endpoints.x.served_entities]], or [{ ... }]",
     ),
+    # --- what cannot be kept (a file is no folder)
+    "storage": (("port = 0", "storage_folder = '/dev/null/x'"), 2, "server.storage_folder: the folder '/dev/null/x'"),
+    "batches": ("[batches]\nfolder = '/dev/null/x'\n", END + 1, "batches.folder: the folder '/dev/null/x' cannot be"),
     # --- a backend that is the gateway itself
     "itself": (("port = 0", "port = 9"), 9, "http://127.0.0.1:9/v1 is an address of this gateway itself"),
     "another listener": (

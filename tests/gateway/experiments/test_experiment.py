@@ -245,6 +245,15 @@ def test_requests_that_a_killed_worker_had_begun_are_lost(tmp_path: Path, monkey
     assert figures_of(restarted())[2::3] == (0, missing), "counted once"
 
 
+def test_a_worker_goes_on_with_its_figures_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, data: bytes) -> None:
+        raise OSError("No space left on device")
+
+    Traffic(PAIR, Experiment("chat", PAIR, tmp_path)).send(10)
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert sum(arm.exposures for arm in Experiment("chat", PAIR, tmp_path).report().arms) == 10
+
+
 def test_the_guardrail_stops_an_arm_on_every_worker(tmp_path: Path) -> None:
     one, other = (Experiment("chat", GUARDED, tmp_path, slot) for slot in (0, 1))
     traffic = Traffic(GUARDED, one)
