@@ -51,7 +51,7 @@ from gateway.experiments.stratum import (
     feedback_file,
 )
 from gateway.routing.target import Plan, Target
-from schemas.errors import InvalidRequest
+from schemas.errors import BackendUnavailable, InvalidRequest
 
 log = structlog.get_logger()
 
@@ -216,8 +216,16 @@ class Experiment:
             counters.correct(answered.arm, answered.bucket, 0, value - instead_of)
 
     def history(self) -> tuple[SplitReport, ...]:
-        """The splits that were served since the figures began, the oldest first."""
-        return tuple(sorted((self._stratum(split).report() for split in self._splits()), key=lambda each: each.since))
+        """The splits that were served since the figures began, the oldest first.
+
+        Raises:
+            schemas.errors.BackendUnavailable: somebody has removed the figures, and this worker counts for nobody.
+        """
+        splits = self._splits()
+        if not splits:
+            message = f"The figures of '{self._name}' were removed from the disk: reset them, or restart the server."
+            raise BackendUnavailable(message)
+        return tuple(sorted((self._stratum(split).report() for split in splits), key=lambda each: each.since))
 
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""

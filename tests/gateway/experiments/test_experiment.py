@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,17 @@ async def test_requests_that_fail_alike_at_two_arms_have_fallen_back() -> None:
         found = await figures(client)
         assert [found[arm]["apart"]["fell_back"] for arm in "ab"] == [2, 1]
         assert found["a"]["means"] == NOTHING | {"success": 0.0, "served": 0.0}
+
+
+async def test_the_report_says_that_its_figures_were_removed(tmp_path: Path) -> None:
+    server = msgspec.structs.replace(Config().server, state_file=str(tmp_path / "state.json"))
+    config = Config(server=server, backends={"s": {"kind": "scripted"}}, endpoints={"chat": PAIR})
+    async with running(create_app(config, {"s": ScriptedBackend("s")})) as client:
+        shutil.rmtree(tmp_path / "state.json.experiments")
+        assert (await chat(client)).status_code == 200
+        answer = await client.get("/serving-endpoints/chat/experiment")
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/json")
+        assert "removed from the disk" in answer.text
 
 
 async def test_the_report_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
