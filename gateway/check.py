@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.base import Backend, NotPrepared
+from backends.transport.url import port_of, split_url
 from gateway.access.certificates import Certificates
 from gateway.access.keys import keys_from, make_keys
 from gateway.config import (
@@ -93,6 +94,7 @@ def problems_of(
             yield from _backend(name, section, offline, made)
     yield from _filters(config)
     if "server" not in skipped:
+        yield from _loops(config)
         yield from _dialects(config)
     if not {"server", "endpoints"} & {*skipped}:
         yield from _deployments(config, made, offline)
@@ -144,6 +146,40 @@ def _filters(config: Config) -> Iterator[Problem]:
                 make_filter(name, section)
             except ConfigError as error:
                 yield Problem(("filters", name), str(error))
+
+
+def _loops(config: Config) -> Iterator[Problem]:
+    """Backends that are this server itself: one request would come back until no more are admitted."""
+    server = config.server
+    own = [(server.host, server.port), *((each.host or server.host, each.port) for each in server.listeners)]
+    if server.grpc is not None:
+        own.append((server.grpc.host or server.host, server.grpc.port))
+    for name, section in config.backends.items():
+        urls = [section.get("url"), *(section.get("urls") or ())]
+        for url in urls if section.get("unix_socket") is None else ():
+            if any(_is_at(url, host, port) for host, port in own if port):
+                path: KeyPath = ("backends", name, "url" if url == urls[0] else "urls")
+                what_to_do = "give the server another `port`, or the backend the URL of the server behind it"
+                yield Problem(path, f"backends.{name}: {url} is an address of this gateway itself; {what_to_do}")
+
+
+def _is_at(url: object, host: str, port: int) -> bool:
+    """Whether a URL is surely that of a server on this machine which listens there."""
+    try:
+        parts = split_url(url) if isinstance(url, str) else None
+        return parts is not None and port_of(parts) == port and parts.hostname in (host, *_ALSO_AT.get(host, ()))
+    except ValueError:  # reported by the backend
+        return False
+
+
+_ALSO_AT = {
+    "127.0.0.1": ("localhost", "0.0.0.0"),
+    "0.0.0.0": ("localhost", "127.0.0.1"),
+    "::1": ("localhost", "::"),
+    "::": ("localhost", "::1"),
+    "localhost": ("127.0.0.1", "::1", "0.0.0.0", "::"),
+}
+"""By what other names a client of this machine reaches a server that listens on one."""
 
 
 def _dialects(config: Config) -> Iterator[Problem]:
@@ -209,9 +245,7 @@ def _machine(config: Config) -> Iterator[Problem]:
             Certificates(server)
         except ConfigError as error:
             yield Problem(("server", "ssl_certfile"), str(error))
-    if server.export is not None and not is_writable(Path(server.export.folder).absolute()):
-        text = f"server.export: the folder '{server.export.folder}' cannot be written to"
-        yield Problem(("server", "export", "folder"), text)
+    yield from _folders(config)
     yield from _usage(config)
     yield from _state(config)
     yield from _grpc(server)
@@ -223,6 +257,18 @@ def _machine(config: Config) -> Iterator[Problem]:
     except OSError as error:
         text = f"server.host: cannot listen on {server.host}: {error.strerror}"
         yield Problem(("server", "host"), text)
+
+
+def _folders(config: Config) -> Iterator[Problem]:
+    server = config.server
+    kept: dict[KeyPath, str | None] = {("server", "storage_folder"): server.storage_folder}
+    if server.export is not None:
+        kept["server", "export", "folder"] = server.export.folder
+    if config.batches is not None:
+        kept["batches", "folder"] = config.batches.resolved(server)
+    for path, folder in kept.items():
+        if folder is not None and not is_writable(Path(folder).absolute()):
+            yield Problem(path, f"{show(path)}: the folder '{folder}' cannot be written to")
 
 
 def _hosts(server: ServerSection) -> Iterator[tuple[KeyPath, str]]:

@@ -153,13 +153,17 @@ class Aliases(msgspec.Struct, frozen=True):
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """All endpoints, by name; `default` answers requests of protocols that name no model."""
+    """All endpoints, by name; `default` answers requests of protocols that name no model.
+
+    `lora_models` are LoRA adapters that requests may name as their model, each with the endpoint of its base model.
+    """
 
     cards: dict[str, ModelCard]
     default: str | None = None
     version: str = "0"
     max_concurrent_requests: int = 0
     aliases: Aliases = Aliases()
+    lora_models: dict[str, str] = {}
 
     def find(self, name: str) -> ModelCard | None:
         """The endpoint of a name or an alias; None if there is none. A name goes before an alias."""
@@ -179,8 +183,9 @@ class Catalog(msgspec.Struct, frozen=True):
             {alias: name for alias, name in self.aliases.exact.items() if name in cards},
             tuple(pair for pair in self.aliases.patterns if pair[1] in cards),
         )
+        loras = {lora: name for lora, name in self.lora_models.items() if name in cards}
         default = self.default if self.default in cards else next(iter(cards), None)
-        return msgspec.structs.replace(self, cards=cards, default=default, aliases=aliases)
+        return msgspec.structs.replace(self, cards=cards, default=default, aliases=aliases, lora_models=loras)
 
     @property
     def ready(self) -> bool:

@@ -239,9 +239,13 @@ class BackendError(GatewayError):
         retry_after: as of every error.
         code: as of every error; by default the fault's.
         fault: what broke the answer; None where the backend reported an error of its own.
+
+    Attributes:
+        sends: how often the request was sent: twice where the connection was reused, and the upstream had closed it.
     """
 
     kind = "backend_failed"
+    sends: int = 1
 
     def __init__(
         self,

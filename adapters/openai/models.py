@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from adapters.base import Call, Reply
 from adapters.openai.dialects import Dialect
@@ -16,8 +17,9 @@ from schemas.openai.tokens import ServerVersion, TokenizerDescription
 def list_models(dialect: Dialect, call: Call) -> Reply:
     """The answer of `GET /v1/models`."""
     # Aliases are models of their own, as vLLM lists further `--served-model-name`s. Patterns are no names to list.
-    models = tuple(_model(dialect, card, name) for name, card in call.catalog.models())
-    return Reply(msgspec.json.encode(ModelList(data=models)))
+    models = [_model(dialect, card, name) for name, card in call.catalog.models()]
+    models += [model for lora in call.catalog.lora_models if (model := _lora(dialect, call, lora)) is not None]
+    return Reply(msgspec.json.encode(ModelList(data=tuple(models))))
 
 
 def retrieve_model(dialect: Dialect, call: Call) -> Reply:
@@ -28,9 +30,10 @@ def retrieve_model(dialect: Dialect, call: Call) -> Reply:
     """
     name = call.path["id"]
     card = call.catalog.find(name)
-    if card is None:
+    model = _model(dialect, card, name) if card is not None else _lora(dialect, call, name)
+    if model is None:
         raise ModelNotFound(f"The model '{name}' does not exist", param="model")
-    return Reply(msgspec.json.encode(_model(dialect, card, name)))
+    return Reply(msgspec.json.encode(model))
 
 
 def describe_tokenizer(call: Call) -> Reply:
@@ -62,3 +65,9 @@ def _model(dialect: Dialect, card: ModelCard, name: str) -> Model:
         parent=card.parent or UNSET,
         max_model_len=card.context_length or UNSET,
     )
+
+
+def _lora(dialect: Dialect, call: Call, name: str) -> Model | None:
+    """The model of a LoRA adapter that has no endpoint of its own. Its `parent` is the base model, as in vLLM."""
+    card = call.catalog.cards.get(call.catalog.lora_models.get(name, ""))
+    return None if card is None else replace(_model(dialect, card, card.name), id=name, parent=card.name)

@@ -154,7 +154,11 @@ class Transport:
                 self.pool.close_idle()
                 connection = await self.pool.acquire(deadline, request.flow, request.tokens)
                 connection.send(data)
-                await connection.receive_head(deadline)
+                try:
+                    await connection.receive_head(deadline)
+                except BackendUnavailable as error:
+                    error.sends = 2  # the first end may have been no race, but what the request does to the upstream
+                    raise
             response: Response = _DirectResponse(connection, self._limits)
             if response.header("content-encoding") not in ("", "identity"):
                 response = decoded(response, self._limits)

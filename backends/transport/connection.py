@@ -26,6 +26,9 @@ from backends.transport.outbox import Outbox
 from backends.transport.received import ReceivedResponse
 from schemas.errors import BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
 
+_LONGEST_RACE = 1.0
+"""Seconds from sending a request until the end of a connection that the upstream had closed before: a round trip."""
+
 
 class Connection(ReceivedResponse):
     """A connection, which its pool lends to one exchange after another. An `asyncio.Protocol` by its methods.
@@ -52,6 +55,7 @@ class Connection(ReceivedResponse):
         "_on_idle",
         "_outbox",
         "_paused",
+        "_sent_at",
         "_uses",
         "_waiter",
         "deadline",
@@ -84,6 +88,7 @@ class Connection(ReceivedResponse):
         self.deadline = Deadline(self._loop, self._on_deadline)
         self._linger_timer: asyncio.TimerHandle | None = None
         self._uses = 0  # exchanges begun; above 1 the connection was reused
+        self._sent_at = 0.0
         self.idle_since = 0.0
 
     # `_uses` and the deadline outlive an exchange.
@@ -104,19 +109,21 @@ class Connection(ReceivedResponse):
 
     @property
     def stale(self) -> bool:
-        """Whether the upstream closed a reused connection without a byte of an answer: the keep-alive race.
+        """Whether the upstream closed a reused connection at once, without a byte of an answer: the keep-alive race.
 
         Its keep-alive timeout ran out while the request was on its way, so it did not read the request. That is why the
-        request may be sent again although a POST is not idempotent (9.3.1). On a new connection the same end means that
-        the upstream failed.
+        request may be sent again although a POST is not idempotent (9.3.1). On a new connection, or later than the
+        request takes on its way, the same end means that the upstream failed: it may have worked on the answer.
         """
         # `_received` counts since `send`, so the bytes of earlier responses do not hide the race.
-        return self._uses > 1 and not self._received and not self.open
+        at_once = self.time() - self._sent_at < _LONGEST_RACE
+        return self._uses > 1 and not self._received and not self.open and at_once
 
     def send(self, data: bytes) -> None:
         """Begin an exchange with the bytes of a whole request."""
         self._reset()
         self._uses += 1
+        self._sent_at = self.time()
         if self.opening:
             self._first = data
         elif self._outbox is None:  # closed between `acquire` and here

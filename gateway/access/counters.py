@@ -171,7 +171,13 @@ class CounterTable:
             passed = (span.until - before) / span.width if span.counts > 1 else inf
             if passed >= span.counts:
                 self._clear(row, span)
-            elif passed > 0:  # else the clock was set back: what is counted belongs to the present count
+            elif passed <= -span.counts:
+                # The clock was set back by more than the window. Nothing would slide out until it is there again, which
+                # may take a year; so all of it belongs to the present count, and is over after one window.
+                counted = numbers[row + _TOTAL]
+                self._clear(row, span)
+                numbers[row + _FIRST + span.tick % span.counts] = numbers[row + _TOTAL] = counted
+            elif passed > 0:  # else the clock was set back a little: what is counted belongs to the present count
                 for tick in range(span.tick - int(passed) + 1, span.tick + 1):
                     numbers[row + _FIRST + tick % span.counts] = 0.0
                 numbers[row + _UNTIL] = span.until

@@ -39,8 +39,21 @@ def catalog(
         if lora and backend in bases:
             cards[name] = replace(cards[name], parent=bases[backend])
     aliases = aliases_of({name: deployment.serving for name, deployment in deployments.items()})
+    loras = {lora: name for lora, name in _lora_models(deployments, backends).items() if lora not in cards}
+    loras = {lora: name for lora, name in loras.items() if aliases.endpoint(lora) is None}
     first = next(iter(cards), None)
-    return Catalog(cards, default or first, gateway.__version__, max_concurrent_requests, aliases)
+    return Catalog(cards, default or first, gateway.__version__, max_concurrent_requests, aliases, loras)
+
+
+def _lora_models(deployments: Deployments, backends: Mapping[str, Backend]) -> dict[str, str]:
+    """The LoRA adapters that a request may name, each with the first endpoint of its base model alone, as routed."""
+    found: dict[str, str] = {}
+    for name, deployment in deployments.items():
+        arms = deployment.serving.served_entities
+        if len(arms) == 1 and arms[0].model is None:
+            for lora in backends[arms[0].backend].capabilities.lora_adapters:
+                found.setdefault(lora, name)
+    return found
 
 
 def _card(

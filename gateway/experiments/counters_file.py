@@ -112,11 +112,13 @@ class CountersFile:
         """Add one to a plain count."""
         self.data[self._totals_at + arm * self._totals + total] += 1.0  # exact up to 2**53
 
+    def own(self) -> Sums:
+        """Return what is in this worker's file."""
+        return _split(self._layout, np.array(self.data))  # a copy: this worker goes on counting
+
     def read(self) -> Sums:
         """Return the sums over all workers."""
-        if self._path is None:
-            return _split(self._layout, np.array(self.data))  # a copy: this worker goes on counting
-        return read(self._layout, self._path)
+        return self.own() if self._path is None else read(self._layout, self._path)
 
 
 def read(layout: Layout, path: Path) -> Sums:

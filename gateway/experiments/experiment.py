@@ -40,9 +40,18 @@ from gateway.experiments.pairs.examples import Examples
 from gateway.experiments.report import Report, ShadowReport, SplitSums, build, shadow_report
 from gateway.experiments.request_counts import count_request
 from gateway.experiments.statistics.histogram import BINS
-from gateway.experiments.stratum import PAIRS, REQUESTS, SHADOWS, SplitReport, Stratum, feedback_file
+from gateway.experiments.stratum import (
+    CANCELLED,
+    PAIRS,
+    REQUESTS,
+    SHADOWS,
+    UNENDED,
+    SplitReport,
+    Stratum,
+    feedback_file,
+)
 from gateway.routing.target import Plan, Target
-from schemas.errors import InvalidRequest
+from schemas.errors import BackendUnavailable, InvalidRequest
 
 log = structlog.get_logger()
 
@@ -129,13 +138,15 @@ class Experiment:
         arm = self._index[plan.targets[0].entity.name]
         if (why := exclusion(plan, ended.outcome)) is not None:
             self._counters.count(arm, EXCLUDED.index(why))
+            if why == "cancelled" and plan.unit is not None:
+                self._stratum(self._split).file(UNENDED).count_row(arm, plan.unit.bucket, CANCELLED)
             return None
         assert plan.unit is not None
         counters, bucket = self._counters, plan.unit.bucket
         if count_request(counters, arm, bucket, ended):
             for reason in ended.reasons:
                 counters.count(arm, REASON_AT[reason])
-        elif ended.own != ended.outcome:
+        elif ended.elsewhere or ended.own != ended.outcome:  # passed over, it may have been asked after all, and last
             counters.count(arm, _FELL_BACK)
         takes_feedback = self.takes_feedback and ended.own == "ok" and ended.usage is not None
         return Answered(self._tag, arm, bucket) if takes_feedback else None
@@ -205,8 +216,16 @@ class Experiment:
             counters.correct(answered.arm, answered.bucket, 0, value - instead_of)
 
     def history(self) -> tuple[SplitReport, ...]:
-        """The splits that were served since the figures began, the oldest first."""
-        return tuple(sorted((self._stratum(split).report() for split in self._splits()), key=lambda each: each.since))
+        """The splits that were served since the figures began, the oldest first.
+
+        Raises:
+            schemas.errors.BackendUnavailable: somebody has removed the figures, and this worker counts for nobody.
+        """
+        splits = self._splits()
+        if not splits:
+            message = f"The figures of '{self._name}' were removed from the disk: reset them, or restart the server."
+            raise BackendUnavailable(message)
+        return tuple(sorted((self._stratum(split).report() for split in splits), key=lambda each: each.since))
 
     def report(self) -> Report:
         """Means, intervals and decisions over the counters of all workers."""
@@ -257,8 +276,8 @@ class Experiment:
         feedback = tuple(self._endpoint.experiment.feedback)
         splits = [split for split in self._splits() if split != self._split]
         found = [
-            SplitSums(self._stratum(split).shares, self._stratum(split).read(feedback))
-            for split in (*splits, self._split)
+            SplitSums(stratum.shares, stratum.read(feedback), stratum.unended())
+            for stratum in map(self._stratum, (*splits, self._split))
         ]
         # The stops are counted beside all splits, and shown with the present one.
         found[-1].sums.totals[:, EXCLUDED.index("stopped")] = self._stops.read().totals[:, 0] > 0

@@ -20,6 +20,7 @@ class Outcome(msgspec.Struct, eq=False):
         total: seconds until the end.
         usage: None if the answer did not end.
         reasons: the finish reason of each choice.
+        elsewhere: whether another arm was asked last.
     """
 
     outcome: str
@@ -29,6 +30,7 @@ class Outcome(msgspec.Struct, eq=False):
     total: float = 0.0
     usage: Usage | None = None
     reasons: tuple[FinishReason, ...] = ()
+    elsewhere: bool = False
 
     def __post_init__(self) -> None:
         self.own = self.own or self.outcome

@@ -58,7 +58,7 @@ class ArmReport(msgspec.Struct, frozen=True):
         exposures: requests assigned to it.
         means: of each metric.
         finish_reasons: counts.
-        excluded: counts.
+        excluded: counts; `lost` are those that a killed worker had begun.
         requests: how many requests each mean is of.
         effective_units: how many units of equal traffic its exposures are worth.
         geometric_means: of times, in seconds: a typical request's, which a few long ones hardly change. Arms are
@@ -120,7 +120,8 @@ class Report(msgspec.Struct, frozen=True):
         shadows: of the served entities that get copies.
         primary: the metrics that decide the verdict, which have most of `alpha`.
         uneven_losses: the arms of whose ended requests another share reaches the comparison of `success` than of the
-            control's: they are refused, or their clients leave, more or less often. The rest is a selection then.
+            control's: they are refused, their clients leave, or they never end, more or less often. The rest is a
+            selection then.
     """
 
     endpoint: str
@@ -139,11 +140,13 @@ class Report(msgspec.Struct, frozen=True):
 
 class SplitSums(NamedTuple):
     """What was counted of a split: the arms' shares in percent, and the sums over all workers, whose rows are
-    exposures, metrics, logarithms of times and pair metrics.
+    exposures, metrics, logarithms of times and pair metrics; and the requests that never ended, if that is known:
+    [arms, (lost with their worker, cancelled), buckets].
     """
 
     shares: Sequence[int]
     sums: Sums
+    unended: Array | None = None
 
 
 def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], splits: Sequence[SplitSums]) -> Report:
@@ -158,21 +161,26 @@ def build(name: str, endpoint: Endpoint, metrics: Sequence[Metric], splits: Sequ
     rows = np.array([split.sums.rows for split in splits])  # [splits, arms, rows, (count, sum), buckets]
     histograms = np.array([split.sums.histograms for split in splits])  # [splits, arms, times, bins]
     totals = np.sum([split.sums.totals for split in splits], axis=0)
+    unended = np.array([split.unended if split.unended is not None else _none_of(split) for split in splits])
     arms, settings = [arm.name for arm in endpoint.served_entities], endpoint.experiment
     alphas = metric_alphas(metrics, settings.primary, settings.alpha)
     return Report(
         endpoint=name,
         control=arms[0],
         alpha=settings.alpha,
-        arms=_arms(endpoint, metrics, rows, histograms, totals),
+        arms=_arms(endpoint, metrics, rows, histograms, totals, unended.sum(axis=(0, 3))),
         comparisons=_comparisons(endpoint, metrics, alphas, rows),
         sample_ratio_mismatch=_has_mismatch(splits, totals),
         paired=_paired(endpoint, rows[:, :, 1 + len(metrics) + len(TIMES) :].sum(axis=0), totals),
         alphas=alphas,
         quantiles=_quantiles(endpoint, rows[:, :, 1 + len(metrics) :], histograms),
         primary=settings.primary,
-        uneven_losses=_uneven_losses(arms, [metric.name for metric in metrics], rows),
+        uneven_losses=_uneven_losses(arms, [metric.name for metric in metrics], rows, unended.sum(axis=2)),
     )
+
+
+def _none_of(split: SplitSums) -> Array:
+    return np.zeros((len(split.shares), 2, split.sums.rows.shape[-1]))
 
 
 def shadow_report(arm: str, rows: Array, alpha: float) -> ShadowReport:
@@ -198,12 +206,12 @@ def arm_alpha(endpoint: Endpoint) -> float:
 
 
 def _arms(
-    endpoint: Endpoint, metrics: Sequence[Metric], rows: Array, histograms: Array, totals: Array
+    endpoint: Endpoint, metrics: Sequence[Metric], rows: Array, histograms: Array, totals: Array, unended: Array
 ) -> tuple[ArmReport, ...]:
     """The figures of each arm.
 
     `rows` are [splits, arms, rows, (count, sum), buckets], `histograms` [splits, arms, times, bins], `totals` [arms,
-    totals].
+    totals], `unended` [arms, (lost, cancelled)].
     """
     reports = []
     for at, (arm, sums) in enumerate(zip(endpoint.served_entities, rows.sum(axis=0), strict=True)):
@@ -217,7 +225,7 @@ def _arms(
             exposures=int(requests[0]),
             means={metric: float(values[row] / requests[row]) for metric, row in seen.items()},
             finish_reasons={str(reason): counts[reason] for reason in FinishReason if counts[reason]},
-            excluded={excluded: counts[excluded] for excluded in EXCLUDED},
+            excluded={excluded: counts[excluded] for excluded in EXCLUDED} | {"lost": int(unended[at, 0])},
             requests={metric: int(requests[row]) for metric, row in seen.items()},
             effective_units=units.clusters,
             exposures_in_split=int(rows[-1, at, 0, 0].sum()),
@@ -308,10 +316,11 @@ def _has_mismatch(splits: Sequence[SplitSums], totals: Array) -> bool:
     )
 
 
-def _uneven_losses(arms: Sequence[str], metrics: Sequence[str], rows: Array) -> tuple[str, ...]:
-    # Every request that ended is counted in the row of `abandoned`; those in flight are in neither.
+def _uneven_losses(arms: Sequence[str], metrics: Sequence[str], rows: Array, unended: Array) -> tuple[str, ...]:
+    # Every request that ended is counted in the row of `abandoned`, and every one that never will in `unended`; those
+    # in flight are in neither.
     ended, compared = (rows[:, :, 1 + metrics.index(name), 0] for name in ("abandoned", "success"))
-    reached = np.stack((ended, compared), axis=2)[:, :, None]  # [splits, arms, 1, (count, sum), buckets]
+    reached = np.stack((ended + unended, compared), axis=2)[:, :, None]  # [splits, arms, 1, (count, sum), buckets]
     alpha = SRM_ALPHA / max(1, len(arms) - 1)
     others = arms[1:]
     found = rate_differences([(*means(reached, number, 0), alpha) for number in range(1, len(arms))])

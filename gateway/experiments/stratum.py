@@ -25,11 +25,20 @@ from gateway.experiments.statistics.confidence import Array
 ABOUT = "about.json"
 """The name of the file that says since when a split is served."""
 
-REQUESTS, PAIRS, SHADOWS = "requests", "pairs", "shadows"
-"""The names of the files of all requests, of pairs, and of copies for shadows."""
+REQUESTS, PAIRS, SHADOWS, UNENDED = "requests", "pairs", "shadows", "unended"
+"""The names of the files of all requests, of pairs, of copies for shadows, and of requests without an end."""
+
+LOST, CANCELLED = 0, 1
+"""The rows of requests without an end: those of workers that were killed, and those that a shutdown cancelled."""
 
 LOGARITHMS_AT = 1 + len(METRICS)
 """In the file of requests: row 0 is exposures, then come `METRICS`, then the logarithms of `TIMES`."""
+
+_ENDED_AT = 1 + [metric.name for metric in METRICS].index("abandoned")
+"""The row of the file of requests that every request is counted in that ended."""
+
+_continued: set[Path] = set()
+"""The files that this process counts in: what they held when it began is of processes that have ended."""
 
 
 def feedback_file(metric: str) -> str:
@@ -41,7 +50,7 @@ def layout_of(arms: int, name: str) -> Layout:
     """What one of a split's files counts."""
     if name == REQUESTS:
         return Layout(arms, LOGARITHMS_AT + len(TIMES), len(TIMES), len(TOTALS))
-    return Layout(arms, {PAIRS: len(PAIR_METRICS), SHADOWS: len(SHADOW_METRICS)}.get(name, 1))
+    return Layout(arms, {PAIRS: len(PAIR_METRICS), SHADOWS: len(SHADOW_METRICS), UNENDED: 2}.get(name, 1))
 
 
 def size_of(split: str, name: str) -> int:
@@ -87,6 +96,8 @@ class Stratum:
             self._began = self._began or began
             return
         self._folder.mkdir(parents=True, exist_ok=True)
+        if (self._folder / ABOUT).exists():
+            return  # on a full disk, too, where a worker that was killed is to be replaced
         # Another worker may do the same: the first one's file stays, and is complete when it has its name.
         new = self._folder / f".{ABOUT}.{self._slot}"
         new.write_bytes(msgspec.json.encode(began))
@@ -106,6 +117,8 @@ class Stratum:
         if (found := self._files.get(name)) is None:
             path = self._folder / name if self._folder is not None else None
             found = self._files[name] = CountersFile(self._layout(name), path, self._slot)
+            if name == REQUESTS and path is not None:
+                self._count_lost(found, path.with_name(f"{REQUESTS}.{self._slot}"))
         return found
 
     def read(self, feedback: Sequence[str]) -> Sums:
@@ -121,6 +134,24 @@ class Stratum:
     def copies(self) -> Array:
         """The sums over all workers of the copies for shadows: [arms, `SHADOW_METRICS`, (count, sum), buckets]."""
         return self._read(SHADOWS).rows
+
+    def unended(self) -> Array:
+        """The sums over all workers of requests that were assigned and never ended: [arms, 2, buckets]."""
+        return self._read(UNENDED).rows[:, :, 0]
+
+    def _count_lost(self, requests: CountersFile, path: Path) -> None:
+        """Count what a killed worker had begun: nothing in its file is in flight when this process continues it."""
+        if path in _continued:
+            return
+        _continued.add(path)
+        begun, ended = requests.own().rows[:, [0, _ENDED_AT], 0].swapaxes(0, 1)
+        if (begun <= ended).all():
+            return
+        file = self.file(UNENDED)
+        missing = begun - ended - file.own().rows[:, :, 0].sum(axis=1)
+        for arm, bucket in np.argwhere(missing > 0).tolist():
+            for _ in range(int(missing[arm, bucket])):
+                file.count_row(arm, bucket, LOST)
 
     def _read(self, name: str) -> Sums:
         if self._folder is not None:

@@ -86,7 +86,10 @@ class RequestAccount(RequestState, eq=False):
             streamed = isinstance(self.request, Generate) and self.request.stream
             reasons = tuple(self.finish_reasons)
             # An exported row has the very values that the experiment counts.
-            self.ended = Outcome(outcome, own, streamed, self.first_token, self.duration, self.usage, reasons)
+            plan, target = self.plan, self.target
+            elsewhere = plan is not None and target is not None and target is not plan.targets[0]
+            times = self.first_token, self.duration
+            self.ended = Outcome(outcome, own, streamed, *times, self.usage, reasons, elsewhere)
             if self.exposure is not None:
                 self.exposure.end(self.ended)
         if self.plan is not None and (ledger := self.service.ledger_of(self.plan.targets[0].endpoint)) is not None:

@@ -152,7 +152,7 @@ async def _answer_or_refuse(service: Service, mounts: Mounts, path: str, scope: 
         if (method := scope["method"]) != allowed and not (method == "HEAD" and allowed == "GET"):
             raise not_allowed(method, [allowed, "HEAD"] if allowed == "GET" else [allowed])
         await handler(service, parameters["name"], scope, send)
-    except GatewayError as error:
+    except Exception as error:  # a bug, or a disk that fails: nothing was sent yet
         await refuse(service, operation, error, scope, send)
 
 
@@ -184,10 +184,9 @@ def not_found(path: str) -> RouteNotFound:
     return RouteNotFound(f"There is no such path: {path}{hint}")
 
 
-async def refuse(service: Service, operation: Operation, error: GatewayError, scope: HTTPScope, send: Send) -> None:
+async def refuse(service: Service, operation: Operation, error: Exception, scope: HTTPScope, send: Send) -> None:
     """Send an error in the form of `operation`'s protocol, without a `RequestHandler`."""
-    error.request_id = id = service.new_id()
-    reply: Reply = operation.codec.error(error)
+    reply: Reply = operation.codec.error(to_client_error(error, id := service.new_id()))
     headers = [
         (b"content-type", reply.media_type.encode()),
         (b"content-length", b"%d" % len(reply.body)),

@@ -34,7 +34,11 @@ def map_file(path: Path | None, size: int) -> mmap.mmap:
             # The size first, for systems without `posix_fallocate`; there the file is sparse.
             file.truncate(size)
             if hasattr(os, "posix_fallocate"):  # not on macOS
-                os.posix_fallocate(file.fileno(), 0, size)
+                try:
+                    os.posix_fallocate(file.fileno(), 0, size)
+                except OSError as error:
+                    new.unlink()  # or it would keep the space that it has got
+                    raise OSError(error.errno, error.strerror, str(path)) from None
         # Renamed when complete: a reader that finds the name finds the whole size.
         new.rename(path)
     with path.open("r+b") as file:  # the mapping outlives the file object

@@ -208,7 +208,10 @@ def test_databricks_clients_create_endpoints_of_lora_adapters() -> None:
 async def test_listings_name_lora_adapters(engine: FakeEngine) -> None:
     async with serving(engine) as client:
         models = {model["id"]: model.get("parent") for model in (await client.get("/v1/models")).json()["data"]}
-        assert models == dict.fromkeys(ENDPOINTS) | {"support": "chat", "both": "chat"}
+        own_names = {"team/support": "chat"}  # "sql" is an endpoint
+        assert models == dict.fromkeys(ENDPOINTS) | {"support": "chat", "both": "chat"} | own_names
+        one = (await client.get("/v1/models/team/support")).json()
+        assert (one["id"], one["parent"], "root" in one) == ("team/support", "chat", False)
         assert (await client.get("/info")).json()["adapters"] == ["team/support", "sql"]
         endpoint = (await client.get("/api/2.0/serving-endpoints/both")).json()
         names = [entity["entity_name"] for entity in endpoint["config"]["served_entities"]]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from backends.remote.backend import RemoteBackend
-from schemas.errors import BackendError, BackendTimeout, GatewayError
+from schemas.errors import BackendError, BackendTimeout, BackendUnavailable, GatewayError
 from schemas.ir import Event, Usage
 from tests.faults.recorded import KINDS, TEXT, ask, frames, is_end, playing, record, request, text_of
 from tests.faults.upstream import END, STREAM, Asked, Close, Hang, Pause, Reset, Step, chunk, response
@@ -77,6 +77,19 @@ async def test_an_answer_that_never_begins_times_out(kind: str, stream: bool) ->
         assert isinstance(error, BackendTimeout)
         await _free(backend)
     assert there.open == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_request_that_resets_its_connection_is_sent_twice(kind: str) -> None:
+    """On a reused connection, too, which the upstream may have closed before the request came."""
+    body = await record(kind, stream=False)
+    steps: list[tuple[Step, ...]] = [(response(body),)]
+    async with playing(kind, lambda _: steps[0]) as (backend, there):
+        assert (await ask(backend, request(kind, stream=False)))[1] is None
+        before, steps[0] = len(there.asked), (Reset(),)
+        _, error = await ask(backend, request(kind, stream=False))
+        assert isinstance(error, BackendUnavailable)
+        assert len(there.asked) - before == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

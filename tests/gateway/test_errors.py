@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import sqlite3
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -54,3 +57,25 @@ def test_any_other_error_is_a_fixed_sentence_and_a_line_in_the_log(error: Except
     (entry,) = entries
     assert (entry["event"], entry["request_id"], entry["error"]) == ("request.broke", "id", type(error).__name__)
     assert "secret" not in str(entry)
+
+
+def _full() -> sqlite3.Error:
+    with sqlite3.connect(":memory:") as database:
+        database.execute("PRAGMA max_page_count = 2")
+        database.execute("CREATE TABLE t (x)")
+        with pytest.raises(sqlite3.OperationalError) as caught:
+            database.execute("INSERT INTO t VALUES (zeroblob(100000))")
+    return caught.value
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), OSError(errno.EROFS, "read-only"), _full()])
+def test_a_full_disk_is_no_bug(error: Exception) -> None:
+    with capture_logs() as entries:
+        failure = to_client_error(error, "id")
+    assert (type(failure), failure.request_id) == (errors.BackendUnavailable, "id")
+    assert [entry["event"] for entry in entries] == ["storage.failed"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ECONNRESET, "x"), sqlite3.OperationalError("no such table")])
+def test_another_error_of_the_system_is(error: Exception) -> None:
+    assert type(to_client_error(error, "id")) is errors.InternalError

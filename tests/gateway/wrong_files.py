@@ -67,6 +67,17 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
         END,
         "write [[endpoints.x.served_entities]], or [{ ... }]",
     ),
+    # --- what cannot be kept (a file is no folder)
+    "storage": (("port = 0", "storage_folder = '/dev/null/x'"), 2, "server.storage_folder: the folder '/dev/null/x'"),
+    "batches": ("[batches]\nfolder = '/dev/null/x'\n", END + 1, "batches.folder: the folder '/dev/null/x' cannot be"),
+    # --- a backend that is the gateway itself
+    "itself": (("port = 0", "port = 9"), 9, "http://127.0.0.1:9/v1 is an address of this gateway itself"),
+    "another listener": (
+        '[backends.me]\nkind = "tgi"\nurls = ["http://10.0.0.5", "http://localhost:9009/"]\n'
+        "[[server.listeners]]\nport = 9009\n",
+        END + 2,
+        "backends.me: http://localhost:9009/ is an address of this gateway itself",
+    ),
     # --- unknown keys, with a suggestion from the right table
     "backend": ("[backend.local]\nkind = 'x'\n", END, "backend: unknown field; did you mean 'backends'?"),
     "endpoint": ("[endpoint.x]\n", END, "endpoint: unknown field; did you mean 'endpoints'?"),

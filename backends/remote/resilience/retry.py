@@ -2,7 +2,8 @@
 
 Strategy:
 - A request is retried only if the upstream cannot have begun to answer it, so that nothing is generated twice. A
-  connection that was reset before the response is the one ambiguous case, and is retried once.
+  connection that was reset before the response is the one ambiguous case, and is retried once, unless the transport
+  has sent the request twice already (`BackendError.sends`).
 - Pauses have full jitter: uniform between 0 and `base * 2^n`, at most `cap` (Marc Brooker, "Exponential Backoff And
   Jitter", AWS Architecture Blog, 2015), and at least the `retry-after` of the upstream. If that is more than `cap`, the
   request is not sent again: another served entity may answer at once, or the client learns how long to wait.
@@ -71,7 +72,7 @@ def may_retry(error: BaseException, occurrences: int) -> bool:
 
     Args:
         error: what happened before the first event.
-        occurrences: how many attempts of the request have failed with this error's fault, this one included.
+        occurrences: how often the request was sent and failed with this error's fault, this time included.
     """
     if isinstance(error, BackendError) and error.fault is not None:
         # `occurrences` includes this attempt, so 1 allows one retry after the first failure.
@@ -112,7 +113,7 @@ class Retrier:
             return await attempt()
         except GatewayError as error:
             self._on_failure(error)
-            if not may_retry(error, 1):  # spares tenacity's set-up for errors that are final
+            if not may_retry(error, _sends_of(error)):  # spares tenacity's set-up for errors that are final
                 raise
             return await self._retry(partial(self._once, attempt), error, deadline)
 
@@ -139,7 +140,7 @@ class Retrier:
         def retryable(error: BaseException) -> bool:
             # Counted per fault, so that refused connections do not use up the one retry after a reset.
             fault = error.fault if isinstance(error, BackendError) else None
-            occurrences[fault] += 1
+            occurrences[fault] += _sends_of(error)
             return may_retry(error, occurrences[fault])
 
         # tenacity calls `retry`, `wait` and `stop` in this order after each failure; `stop` thus knows the pause to
@@ -163,6 +164,10 @@ class Retrier:
             return not self.budget.withdraw()
 
         return stop
+
+
+def _sends_of(error: BaseException) -> int:
+    return error.sends if isinstance(error, BackendError) else 1
 
 
 def _wait(policy: Retries) -> Callable[[RetryCallState], float]:

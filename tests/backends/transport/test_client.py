@@ -9,8 +9,16 @@ import pytest
 
 from adapters.base import Outbound
 from backends.transport import Transport, TransportLimits
-from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, GatewayError, Incomplete, Overloaded
-from tests.faults.upstream import END, STREAM, Close, Hang, Pause, Play, Reset, Step, chunk, response, upstream
+from schemas.errors import (
+    BackendFailed,
+    BackendTimeout,
+    BackendUnavailable,
+    Fault,
+    GatewayError,
+    Incomplete,
+    Overloaded,
+)
+from tests.faults.upstream import END, STREAM, Asked, Close, Hang, Pause, Play, Reset, Step, chunk, response, upstream
 
 POST = Outbound("/generate", b'{"a":1}')
 
@@ -132,6 +140,34 @@ async def test_a_stale_connection_is_replaced_once() -> None:
         transport = Transport(there.url)
         assert [await ask(transport) for _ in range(4)] == [b"ok"] * 4
         assert there.connections == 4
+        await transport.aclose()
+
+
+async def test_a_connection_that_ends_while_the_upstream_works_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("backends.transport.connection._LONGEST_RACE", 0.02)
+
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return (response(b"ok"),) if len(there.asked) == 1 else (Pause(0.1), Close())
+
+    async with upstream(play) as there:
+        transport = Transport(there.url)
+        assert await ask(transport) == b"ok"
+        with pytest.raises(BackendUnavailable) as caught:
+            await ask(transport)
+        assert (caught.value.fault, caught.value.sends, len(there.asked)) == (Fault.RESET, 1, 2)
+        await transport.aclose()
+
+
+async def test_an_error_says_that_the_request_was_sent_twice() -> None:
+    def play(asked: Asked) -> tuple[Step, ...]:
+        return (response(b"ok"),) if len(there.asked) == 1 else (Close(),)
+
+    async with upstream(play) as there:
+        transport = Transport(there.url)
+        assert await ask(transport) == b"ok"
+        with pytest.raises(BackendUnavailable) as caught:
+            await ask(transport)
+        assert (caught.value.fault, caught.value.sends, len(there.asked)) == (Fault.RESET, 2, 3)
         await transport.aclose()
 
 

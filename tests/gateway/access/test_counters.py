@@ -46,6 +46,17 @@ def test_a_clock_that_is_set_back_loses_nothing() -> None:
     assert count(table, NOW - 20, 1.0) == 2.0
 
 
+@pytest.mark.parametrize(("window", "width"), [("minute", 1.0), ("hour", 60.0)])
+def test_a_clock_that_was_a_year_ahead_refuses_nobody_for_a_year(window: str, width: float) -> None:
+    table = CounterTable(None, 64)
+    for place in range(3):
+        count(table, NOW + 365 * 86400 + place * width, 1.0, window)
+    assert count(table, NOW, 1.0, window) == 4.0, "real time may have been short"
+    assert count(table, NOW + 10 * width, 1.0, window) == 5.0
+    assert count(table, NOW + 60 * width, 0.0, window) == 1.0
+    assert count(table, NOW + 70 * width, 0.0, window) == 0.0
+
+
 def test_the_time_until_enough_is_free() -> None:
     table = CounterTable(None, 64)
     for place in range(3):

@@ -85,3 +85,14 @@ def test_an_update_is_shown_while_it_is_pending_and_when_it_failed() -> None:
     cards = build({"a": pending, "b": replace(one(entity("x")), failed="why")}).cards
     assert ([each.name for each in cards["a"].pending], cards["a"].update_failed) == (["y"], False)
     assert (cards["b"].pending, cards["b"].update_failed) == ((), True)
+
+
+def test_lora_adapters_that_requests_may_name_have_the_first_endpoint_of_the_base_model_alone() -> None:
+    deployments = {"mixed": one(entity("x", share=50), entity("y", "t", share=50)), "base": one(entity("x"))}
+    found = build(deployments)
+    assert found.lora_models == {"lora": "base"}
+    assert found.narrowed(lambda name: name == "mixed").lora_models == {}
+    assert build({"base": one(entity("x", model="m"))}).lora_models == {}, "its model has another name"
+    assert build(deployments | {"lora": one(entity("x", "t"))}).lora_models == {}, "an endpoint has the name"
+    named = Deployment(endpoint=Endpoint(served_entities=(entity("x", "t"),), aliases=("lo*",)))
+    assert build(deployments | {"other": named}).lora_models == {}, "an alias has the name"

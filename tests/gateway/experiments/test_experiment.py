@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,48 @@ def test_an_arm_whose_requests_do_not_reach_the_comparison_is_named() -> None:
     assert whole.report().uneven_losses == ()
 
 
+def test_requests_that_a_killed_worker_had_begun_are_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = Traffic(PAIR)
+
+    def begin(experiment: Experiment, count: int, lost: bool, ends: Outcome = ANSWERED) -> None:
+        for number in range(count):
+            plan = traffic.plan(f"user {number % 400}")
+            experiment.exposed(plan)
+            if not (lost and plan.targets[0].entity.name == "b" and number * 7919 % 1013 % 10 == 0):
+                experiment.ended(plan, ends)
+
+    def figures_of(experiment: Experiment) -> tuple[int, ...]:
+        arms = experiment.report().arms
+        return tuple(count for arm in arms for count in (arm.exposures, arm.requests["success"], arm.excluded["lost"]))
+
+    def restarted() -> Experiment:
+        monkeypatch.setattr("gateway.experiments.stratum._continued", set())
+        return Experiment("chat", PAIR, tmp_path)
+
+    first = restarted()
+    begin(first, 1500, lost=True)
+    begin(first, 20, lost=False, ends=Outcome("cancelled"))
+    exposures_a, ended_a, lost_a, exposures_b, ended_b, lost_b = figures_of(first)
+    assert lost_a == lost_b == 0, "these may still end"
+    assert figures_of(Experiment("chat", PAIR, tmp_path))[5] == 0, "the same process has other settings now"
+    second = restarted()
+    missing = 1520 - 20 - ended_a - ended_b
+    assert missing > 50
+    assert figures_of(second) == (exposures_a, ended_a, 0, exposures_b, ended_b, missing)
+    assert second.report().uneven_losses == ("b",)
+    begin(second, 100, lost=False)
+    assert figures_of(restarted())[2::3] == (0, missing), "counted once"
+
+
+def test_a_worker_goes_on_with_its_figures_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, data: bytes) -> None:
+        raise OSError("No space left on device")
+
+    Traffic(PAIR, Experiment("chat", PAIR, tmp_path)).send(10)
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert sum(arm.exposures for arm in Experiment("chat", PAIR, tmp_path).report().arms) == 10
+
+
 def test_the_guardrail_stops_an_arm_on_every_worker(tmp_path: Path) -> None:
     one, other = (Experiment("chat", GUARDED, tmp_path, slot) for slot in (0, 1))
     traffic = Traffic(GUARDED, one)
@@ -291,6 +334,27 @@ async def test_report_of_a_running_gateway() -> None:
         answer = await client.get("/serving-endpoints/chat/experiment")
         assert answer.json()["comparisons"][0]["low"] is None
         assert (await client.get("/serving-endpoints/other/experiment")).status_code == 404
+
+
+async def test_requests_that_fail_alike_at_two_arms_have_fallen_back() -> None:
+    arms = endpoint(("a", "error", 50), ("b", "error", 50))
+    async with running(application(chat=arms)) as client:
+        for arm in "aab":
+            assert (await chat(client, user=unit_for(arm))).status_code == 502
+        found = await figures(client)
+        assert [found[arm]["apart"]["fell_back"] for arm in "ab"] == [2, 1]
+        assert found["a"]["means"] == NOTHING | {"success": 0.0, "served": 0.0}
+
+
+async def test_the_report_says_that_its_figures_were_removed(tmp_path: Path) -> None:
+    server = msgspec.structs.replace(Config().server, state_file=str(tmp_path / "state.json"))
+    config = Config(server=server, backends={"s": {"kind": "scripted"}}, endpoints={"chat": PAIR})
+    async with running(create_app(config, {"s": ScriptedBackend("s")})) as client:
+        shutil.rmtree(tmp_path / "state.json.experiments")
+        assert (await chat(client)).status_code == 200
+        answer = await client.get("/serving-endpoints/chat/experiment")
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/json")
+        assert "removed from the disk" in answer.text
 
 
 async def test_the_report_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,16 @@ def test_a_file_of_another_size_is_refused(tmp_path: Path) -> None:
     map_file(tmp_path / "file", 8)
     with pytest.raises(ValueError, match="size"):
         map_file(tmp_path / "file", 16)
+
+
+def test_without_space_there_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reserve(file: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'file'}'"):
+        map_file(tmp_path / "file", 8)
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_without_a_path_it_is_memory() -> None:

@@ -22,6 +22,8 @@ from schemas.errors import (
 
 REFUSED = BackendUnavailable("x", fault=Fault.CONNECT)
 RESET = BackendUnavailable("x", fault=Fault.RESET)
+RESET_TWICE = BackendUnavailable("x", fault=Fault.RESET)
+RESET_TWICE.sends = 2
 BUSY = BackendUnavailable("x", retry_after=0.7)
 
 
@@ -82,6 +84,8 @@ async def test_a_request_that_was_not_answered_is_retried(
     [
         ((REFUSED, REFUSED, REFUSED), 3),
         ((RESET, RESET), 2),
+        ((RESET_TWICE,), 1),
+        ((REFUSED, RESET_TWICE), 2),
         ((REFUSED, InvalidRequest("x")), 2),
         ((BackendFailed("500"),), 1),
         ((BackendTimeout("x", fault=Fault.TIMEOUT),), 1),
