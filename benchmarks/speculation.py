@@ -144,6 +144,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--only", nargs="*", default=[""], help="workloads whose names hold one of these words")
     given = parser.parse_args()
@@ -153,7 +154,7 @@ def main() -> None:
     for workload in (BUNDLED if given.model == str(WEIGHTS) else AGENT) + ADVERSARIAL:
         if not any(word in workload.name for word in given.only):
             continue
-        for temperature in (0.0, 0.8):
+        for temperature in given.temperatures:
             before = _counts(ahead)
             rounds = []
             for place in range(given.rounds):

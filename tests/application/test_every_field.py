@@ -14,6 +14,7 @@ from adapters.anthropic import ADAPTER as ANTHROPIC
 from adapters.base import Call, Route
 from adapters.openai import ADAPTER as OPENAI
 from backends.base import Backend, check, check_unread, ignored_fields
+from backends.remote.asking import without_lacking
 from backends.remote.backend import RemoteBackend
 from backends.scripted import ScriptedBackend
 from schemas.catalog import Catalog, ModelCard
@@ -153,7 +154,7 @@ async def outcome(backend: Backend, request: Request) -> Outcome:
     named = ignored_fields(request, backend)
     if not isinstance(backend, RemoteBackend) or isinstance(request, Embed):
         return Outcome(read_here(request), named)
-    _, outbound = backend._encode(await backend._as_taken(backend._without_lacking(request)))
+    _, outbound = backend._encode(await backend._as_taken(without_lacking(request, backend.capabilities)))
     return Outcome((outbound, written_here(request)), named)
 
 
