@@ -20,7 +20,7 @@ log = structlog.get_logger()
 _RESERVED_FILES = 64
 _FEWEST = 8
 _SWEEP = 0.25
-"""Seconds between two sweeps: a stalled reader may be noticed one late and ended another one late."""
+"""Seconds between two sweeps at most: a connection may be ended one late, a stalled reader a quarter of its limit."""
 
 
 class Connections:
