@@ -45,6 +45,7 @@ from gateway.storage.answer_cache import in_memory
 from gateway.storage.decoded_requests import DecodedRequests
 from gateway.storage.key_stores import Stores
 from gateway.storage.objects.run_tasks import RunTasks
+from gateway.ticks import next_tick
 from gateway.usage.ledger import Ledger
 from schemas.catalog import Catalog, Change
 from schemas.errors import BackendUnavailable, Forbidden
@@ -195,6 +196,7 @@ class Service:
             self.usage.start()
         if self.shared is not None:
             self.shared.start(self.experiments, self.refresh)
+        self.metrics.note_health(self.backend_health.states)
         self._tasks = [asyncio.create_task(self.backend_health.start(name, self._look)) for name in self.backends]
         self._tasks.append(asyncio.create_task(self._watch()))
 
@@ -241,17 +243,18 @@ class Service:
             closing.push_async_callback(self.runs.aclose)
 
     async def _watch(self) -> None:
+        time = asyncio.get_running_loop().time
         while True:
             await self._look()
-            await asyncio.sleep(_HEALTH_INTERVAL)
+            await asyncio.sleep(next_tick(now := time(), _HEALTH_INTERVAL) - now)
 
     async def _look(self) -> None:
         """Check the backends, and note the figures of the moment."""
         try:
             await self._check_health()
-            self.live.look(self.backend_health.states, self._live.backend_of)
+            if self.live.look(self.backend_health.states, self._live.backend_of):
+                self.metrics.tasks.set(len(asyncio.all_tasks()))
             self.timeline.look(self._live.deployments, self.experiments)
-            self.metrics.tasks.set(len(asyncio.all_tasks()))
         # No descriptor left, a disk that fails, or a bug: without further looks, health would stay as it is for ever.
         except Exception as error:
             if (said := repr(error)) != self._said:  # not again and again
@@ -268,9 +271,8 @@ class Service:
         if self._is_changeable and await self.ramps.move():
             self.refresh()
         # The catalog is made anew only when a state, or what a backend can do, has changed.
-        has_changed = await self.backend_health.check()
-        self.metrics.note_health(self.backend_health.states)
-        if has_changed:
+        if await self.backend_health.check():
+            self.metrics.note_health(self.backend_health.states)
             self.catalog = self._catalog()
             self._warn_of_mixed_arms()
 

@@ -221,7 +221,7 @@ def _serve(read: Callable[[], Config], log_level: str) -> int:
     except ConfigError as error:
         predecessor.refuse(str(error))
         raise click.ClickException(str(error)) from None
-    return supervisor.run(StartupMonitor(supervisor.config, supervisor.ports).poll)
+    return supervisor.run(StartupMonitor(supervisor.config, supervisor.ports))
 
 
 @click.command(epilog=_ENGINE_EXAMPLES, context_settings={"ignore_unknown_options": True})

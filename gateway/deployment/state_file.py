@@ -105,7 +105,7 @@ class LiveDeployments:
         # The mapping of this moment: `refresh` may put another in its place during an `await`, but never alters one.
         for name, waiting in self.deployments.items():
             # A cheap check without the lock: this runs every second in every worker. `now` does not matter for it.
-            if settled(waiting, health, 0) == waiting:
+            if waiting.pending is None or settled(waiting, health, 0) == waiting:
                 continue
             try:
                 await self._change(name, partial(make, name=name))

@@ -128,8 +128,8 @@ class LiveFigures:
         self.number = 0
         self.points: deque[LivePoint] = deque(maxlen=_KEPT)
 
-    def look(self, health: Mapping[str, Health], backend_of: BackendOf) -> None:
-        """Add a point if it is time.
+    def look(self, health: Mapping[str, Health], backend_of: BackendOf) -> bool:
+        """Add a point if it is time; return whether it was.
 
         Args:
             health: by backend.
@@ -138,7 +138,7 @@ class LiveFigures:
         now = time.time()
         past = now - self._looked
         if past < INTERVAL:
-            return
+            return False
         totals = self._metrics.totals()
         if self._looked:
             self.points.append(self._point(now, past, totals, health, backend_of()))
@@ -146,6 +146,7 @@ class LiveFigures:
         else:
             self._engines()
         self._looked, self._before = now, totals
+        return True
 
     def _point(
         self,

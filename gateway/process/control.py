@@ -57,7 +57,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class ControlSocket:
-    """The supervisor's side. Its owner asks for `requests` often.
+    """The supervisor's side. Its owner asks for `requests` often, or when a descriptor is readable.
 
     Args:
         folder: the supervisor's.
@@ -77,6 +77,12 @@ class ControlSocket:
             self._listener.listen()
         self._undecided: list[socket.socket] = []
         self._waiting: list[tuple[Action, socket.socket]] = []
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that are readable when `requests` finds something."""
+        listener = [self._listener.fileno()] if self._listener.fileno() >= 0 else []
+        return [*listener, *(each.fileno() for each in self._undecided)]
 
     def requests(self) -> set[Action]:
         """The actions that were asked for since the last call."""

@@ -10,6 +10,8 @@ import asyncio
 import os
 from contextlib import suppress
 
+from gateway.ticks import next_tick
+
 INTERVAL = 0.5
 """Seconds between two beats."""
 _STARTING_FACTOR = 10
@@ -69,4 +71,4 @@ def beat(loop: asyncio.AbstractEventLoop, writer: int) -> None:
     # Full: the supervisor does not look. Broken: it is gone, which standard input tells.
     with suppress(BlockingIOError, BrokenPipeError):
         os.write(writer, b".")
-    loop.call_later(INTERVAL, beat, loop, writer)
+    loop.call_at(next_tick(loop.time(), INTERVAL), beat, loop, writer)

@@ -38,13 +38,16 @@ class StartupMonitor:
     Args:
         config: what is served.
         ports: where the workers listen, in the order of `addresses`.
+
+    Attributes:
+        done: whether there is nothing more to report.
     """
 
     def __init__(self, config: Config, ports: Sequence[int]) -> None:
         self._config = config
         self._port = ports[0]
         self._grpc_port = ports[-1] if config.server.grpc is not None else None
-        self._done = False
+        self.done = False
         self._next_poll = 0.0
         self._next_notice = 0.0
         self._began = time.monotonic()
@@ -57,7 +60,7 @@ class StartupMonitor:
 
     def poll(self) -> bool:
         """Ask for the health once more, at most ten times a second; False if the server is to be stopped."""
-        if self._done or time.monotonic() < self._next_poll:
+        if self.done or time.monotonic() < self._next_poll:
             return True
         # The supervisor calls this between its own steps: an answer takes milliseconds, a worker that hangs costs the
         # timeout of 1 s.
@@ -124,7 +127,7 @@ class StartupMonitor:
         self._spinner.update(f"waiting for {health.detail}")
 
     def _close(self) -> None:
-        self._done = True
+        self.done = True
         if self._spinner is not None:
             self._spinner.stop()
 

@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -40,12 +39,15 @@ from gateway.config import Config, ConfigError
 from gateway.config.changes import changes, described
 from gateway.process.control import Action, ControlSocket
 from gateway.process.folder import SharedFolder
+from gateway.process.generation import Generation
 from gateway.process.heartbeat import Heartbeat
 from gateway.process.listeners import addresses, listen
 from gateway.process.orders import Orders
 from gateway.process.orphans import reap_orphans
 from gateway.process.service_manager import READY, STOPPING, notify, notify_reloading, status
+from gateway.process.startup import StartupMonitor
 from gateway.process.successor import Predecessor, Successor
+from gateway.process.wakeups import Wakeups
 from gateway.registry import with_engines
 
 log = structlog.get_logger()
@@ -54,17 +56,10 @@ _ENGINE_STOP_TIMEOUT = 5.0  # seconds that an engine gets to end after the worke
 _WORKER_STOP_TIMEOUT = 1.0  # seconds that a worker gets that serves nobody
 _DRAIN_MARGIN = 5.0  # seconds beyond the configured drain times before a worker is killed
 _POLL_INTERVAL = 0.05
+_IDLE_INTERVAL = 0.5
+"""Seconds between two turns while nothing starts or ends: as often as workers beat (`heartbeat`)."""
 _ENGINE_BACK_OFF = BackOff(longest=2.0)
 _WORKER_BACK_OFF = BackOff(longest=1.0)
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """The processes that serve one reading of the configuration."""
-
-    config: Config
-    engines: dict[EngineCommand, SupervisedProcess]
-    workers: list[SupervisedProcess]
 
 
 class Supervisor:
@@ -111,8 +106,8 @@ class Supervisor:
         """The ports that it listens on: the configured ones, or the free ones that were found for 0."""
         return [int(each.getsockname()[1]) for each in self._sockets]
 
-    def run(self, tend: Callable[[], bool] = lambda: True) -> int:
-        """Serve until SIGTERM or SIGINT, or until `tend`, called often, returns False. Return the exit code."""
+    def run(self, startup: StartupMonitor | None = None) -> int:
+        """Serve until SIGTERM or SIGINT, or until `startup` says that serving has failed. Return the exit code."""
         # Handlers only set flags: `run` acts on them at its next turn, never in the middle of a step.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._request_stop)
@@ -123,10 +118,11 @@ class Supervisor:
         failed = self._predecessor.waits and not self._succeed(current)
         self._current = current
         self._control = ControlSocket(self._folder.path, self._sockets)
+        wakeups = Wakeups()
         replaced = False
-        # Every 50 ms: 1. start the generation that SIGHUP asks for; 2. switch to it once it listens; 3. stop engines
-        # that nobody uses; 4. restart processes that ended; 5. start the supervisor that SIGUSR2 asks for, and leave
-        # once it serves.
+        # Every 50 ms while anything starts or ends, else when there is something to do: 1. start the generation that
+        # SIGHUP asks for; 2. switch to it once it listens; 3. stop engines that nobody uses; 4. restart processes that
+        # ended; 5. start the supervisor that SIGUSR2 asks for, and leave once it serves.
         while not self._stop_requested and not failed and not replaced:
             asked = self._control.requests()
             self._restart_requested |= "restart" in asked
@@ -137,14 +133,21 @@ class Supervisor:
             self._stop_unused_engines()
             # Only the current generation is restarted: one that is starting is dropped if a process ends, one that
             # leaves is meant to end.
-            for process in (*current.engines.values(), *current.workers):
+            for process in current.processes:
                 process.poll(time.monotonic())
             reap_orphans()
             replaced = self._is_replaced()
-            failed = not tend()
-            time.sleep(_POLL_INTERVAL)
+            failed = startup is not None and not startup.poll()
+            is_restless = self._is_changing(current) or (startup is not None and not startup.done)
+            wakeups.wait(_POLL_INTERVAL if is_restless else _IDLE_INTERVAL, self._control.descriptors)
+        wakeups.close()
         self._end(current, failed=failed, replaced=replaced)
         return 1 if failed else 0
+
+    def _is_changing(self, current: Generation) -> bool:
+        """Whether a process is starting, or is to be started soon, of which nothing tells when it is time."""
+        is_new = self._next is not None or self._successor is not None
+        return is_new or any(each.ended for each in current.processes)
 
     def _end(self, current: Generation, *, failed: bool, replaced: bool) -> None:
         """Stop all processes. Streams finish first, unless serving has failed."""
@@ -173,7 +176,7 @@ class Supervisor:
     def _succeed(self, first: Generation) -> bool:
         """Wait until the first workers listen, and release the supervisor before this one; False if that fails."""
         while not self._stop_requested:
-            if any(process.ended for process in (*first.engines.values(), *first.workers)):
+            if any(process.ended for process in first.processes):
                 self._predecessor.refuse("one of its endpoints cannot answer")  # for which a worker ends
                 return False
             if all(self._listening_mark(worker.process.pid).exists() for worker in first.workers):

@@ -39,6 +39,7 @@ from gateway.registry import adapters
 from gateway.server.client_connection import LINGER, ClientConnection
 from gateway.server.connections import Connections
 from gateway.service import Service
+from gateway.ticks import next_tick
 from schemas.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ class _Server(uvicorn.Server):
         self._serving = serving
         self._heartbeat = heartbeat
         self._grpc = grpc
-        self._is_stopping = threading.Event()
+        self._is_stopping = threading.Event()  # for other threads
+        self._exiting = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -169,6 +171,14 @@ class _Server(uvicorn.Server):
         assert self._certificates is not None
         self._certificates.refresh()
         self._loop.call_later(LOOK_EVERY, self._watch_certificates)
+
+    async def main_loop(self) -> None:
+        """Have each answer's date, until the server is to stop. uvicorn looks ten times a second whether it is."""
+        time = asyncio.get_running_loop().time
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(next_tick(time(), 1.0)):
+                    await self._exiting.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept no new connection, but answer requests on the open ones, with `connection: close`: no client is cut
@@ -242,6 +252,7 @@ class _Server(uvicorn.Server):
         self._service.draining = True  # also without a drain: clients that are cut learn why
         self.should_exit = True
         self._is_stopping.set()
+        self._exiting.set()
 
     def _stop_orphaned(self) -> None:
         assert self._loop is not None

@@ -145,6 +145,7 @@ class _Route:
         self._live_backends = [*dict.fromkeys(target.backend for target in self._live)]  # arms may share one
         self._know()
         self._candidates = self._live
+        self._stopped: frozenset[str] = frozenset()
         self._first = self.targets[0].entity
         self._shadows = tuple(target for target in self.targets if target.entity.shadow is not None)
         self._paired = tuple(target for target in self.targets if target.entity.paired is not None)
@@ -188,6 +189,9 @@ class _Route:
         return able if any(target.weight for target in able) else tuple(replace(each, weight=1.0) for each in able)
 
     def stop(self, names: Collection[str]) -> None:
+        if (stopped := frozenset(names)) == self._stopped:
+            return
+        self._stopped = stopped
         weighted = tuple(
             replace(target, weight=0.0) if target.entity.name in names else target for target in self._live
         )

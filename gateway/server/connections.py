@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Callable
+from math import ceil
 from typing import Any
 
 import structlog
@@ -14,13 +15,17 @@ from gateway.config import Limits
 from gateway.http.entrance import Entrance
 from gateway.server.client_connection import ClientConnection
 from gateway.server.request_head import HeadReader
+from gateway.ticks import next_tick
 
 log = structlog.get_logger()
 
 _RESERVED_FILES = 64
 _FEWEST = 8
 _SWEEP = 0.25
-"""Seconds between two sweeps at most: a connection may be ended one late, a stalled reader a quarter of its limit."""
+"""Seconds between two steps of a sweep at most."""
+_STEPS = 4
+"""Steps of a sweep, each over a part of the connections: one may be ended a sweep late, a stalled reader a quarter of
+its limit."""
 
 
 class Connections:
@@ -41,9 +46,11 @@ class Connections:
         self._entrance = entrance
         self._open: set[Any] = set()
         self._sweeping = False
+        self._due: list[ClientConnection] = []  # of the present sweep
+        self._step = 0  # how many of them each step takes
         # One timer for all connections, instead of one or two for each request. A limit is kept to a quarter of itself,
-        # or to `_SWEEP`.
-        self._interval = min(_SWEEP, limits.header_timeout / 4, limits.write_stall / 4)
+        # or to a second.
+        self._interval = min(_SWEEP, min(limits.header_timeout, limits.write_stall) / 4 / _STEPS)
 
     def __call__(self, **arguments: Any) -> ClientConnection:
         """Make the protocol of a new connection."""
@@ -52,12 +59,16 @@ class Connections:
         self._open = made.connections
         if not self._sweeping:
             self._sweeping = True
-            made.loop.call_later(self._interval, self._sweep, made.loop)
+            self._sweep_later(made.loop)
         return made
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        for connection in [*self._open]:
+        if not self._due:
+            self._due = [*self._open]
+            self._step = ceil(len(self._due) / _STEPS)
+        step, self._due = self._due[: self._step], self._due[self._step :]
+        for connection in step:
             try:
                 connection.end_if_late(now)
             except Exception as error:  # a bug at one connection: the limits of all others stay in force
@@ -66,4 +77,7 @@ class Connections:
         # Without connections the loop may rest.
         self._sweeping = bool(self._open)
         if self._sweeping:
-            loop.call_later(self._interval, self._sweep, loop)
+            self._sweep_later(loop)
+
+    def _sweep_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_at(next_tick(loop.time(), self._interval), self._sweep, loop)

@@ -16,8 +16,9 @@ import pytest
 
 from backends.process import BackOff, SupervisedProcess, stop
 from gateway.config import Config, ConfigError, ServerSection
+from gateway.process.generation import Generation
 from gateway.process.successor import Predecessor
-from gateway.process.supervisor import Generation, Supervisor
+from gateway.process.supervisor import Supervisor
 
 
 @contextmanager

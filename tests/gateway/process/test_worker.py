@@ -29,7 +29,7 @@ async def ending() -> AsyncIterator[tuple[_Server, asyncio.StreamReader, asyncio
         reader, writer = await asyncio.open_connection(*listener.getsockname())
         while not server.server_state.connections:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        server.should_exit = True
+        server._stop()
         while any(each.is_serving() for each in server.servers):  # noqa: ASYNC110
             await asyncio.sleep(0)
         yield server, reader, writer
