@@ -1,9 +1,10 @@
-"""The build. With `INTERLINGUA_COMPILE=1` a wheel has the modules of the fast path compiled, too (`make wheel`).
+"""The build. What is written in C is compiled where there is a C compiler; where there is none, Python does the same.
 
-Strategy: Cython compiles the source as it is, which also runs without. It checks no types, so what a module does is the
-same; what it saves is the interpreter. A class whose bases are compiled becomes an extension type, whose attributes are
-fields of a C struct: those that its methods assign, which is all that mypy lets anybody else assign. Nothing can be
-added to such a class or its objects at run time.
+With `INTERLINGUA_COMPILE=1` a wheel has the modules of the fast path compiled, too (`make wheel`). Cython compiles the
+source as it is, which also runs without. It checks no types, so what a module does is the same; what it saves is the
+interpreter. A class whose bases are compiled becomes an extension type, whose attributes are fields of a C struct:
+those that its methods assign, which is all that mypy lets anybody else assign. Nothing can be added to such a class or
+its objects at run time.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ COMPILED = [
     "backends/transport/client.py",
     "backends/transport/connection.py",
     "backends/transport/deadline.py",
-    "backends/transport/outbox.py",
+    "backends/transport/outbox/plain.py",
     "backends/transport/pool.py",
     "backends/transport/received.py",
     "backends/transport/waiting_line.py",
@@ -75,6 +76,7 @@ COMPILED = [
     "gateway/service.py",
 ]
 """What runs for each request or chunk (`python -m benchmarks.budget` lists layers)."""
+WRITTEN_IN_C = ["backends/transport/outbox/compiled.c"]
 CYTHON = "Cython>=3.3,<4"
 DIRECTIVES = {"language_level": 3, "annotation_typing": False, "binding": True}
 WEAK = "__weakref__"
@@ -92,7 +94,7 @@ class Compile(build_ext):
         folder = Path("build/declared")
         declare(COMPILED, folder)
         translated = cythonize(
-            [Extension(each.name, each.sources) for each in self.extensions],
+            [Extension(each.name, each.sources) for each in self.extensions if each.sources[0] in COMPILED],
             nthreads=os.cpu_count() or 1,
             build_dir="build/translated",
             include_path=[str(folder)],
@@ -101,7 +103,7 @@ class Compile(build_ext):
         )
         sources = {each.name: each.sources for each in translated}
         for each in self.extensions:
-            each.sources = sources[each.name]
+            each.sources = sources.get(each.name, each.sources)
         self.parallel = os.cpu_count() or 1
         try:
             super().run()
@@ -184,7 +186,7 @@ def _fields(node: ast.ClassDef) -> set[str]:
 
 def module_of(file: str) -> str:
     """The module of a file."""
-    return file.removesuffix(".py").replace("/", ".")
+    return file.rpartition(".")[0].replace("/", ".")
 
 
 def _attributes(node: ast.ClassDef, context: type[ast.expr_context]) -> Iterator[str]:
@@ -195,11 +197,16 @@ def _attributes(node: ast.ClassDef, context: type[ast.expr_context]) -> Iterator
 
 
 def arguments(environment: Mapping[str, str], command: list[str]) -> dict[str, object]:
-    """What `setup` gets: nothing unless compilation is asked for, and never for an editable installation."""
+    """What `setup` gets: Python is compiled only where that is asked for, and never for an editable installation."""
+    modules = [_extension(file, optional=True) for file in WRITTEN_IN_C]
     if environment.get("INTERLINGUA_COMPILE", "0") == "0" or {"editable_wheel", "sdist"} & set(command):
-        return {}
-    modules = [Extension(module_of(file), [file], extra_compile_args=["-O2", "-g0"]) for file in COMPILED]
+        return {"ext_modules": modules}
+    modules += [_extension(file, optional=False) for file in COMPILED]
     return {"ext_modules": modules, "cmdclass": {"build_ext": Compile}, "setup_requires": [CYTHON]}
+
+
+def _extension(file: str, *, optional: bool) -> Extension:
+    return Extension(module_of(file), [file], extra_compile_args=["-O2", "-g0"], optional=optional)
 
 
 if __name__ == "__main__":

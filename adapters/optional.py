@@ -16,6 +16,7 @@ from adapters.base import (
     Route,
     StreamEncoder,
 )
+from adapters.formats.text_runs import TextRuns
 from adapters.objects import Follow, Steps
 from schemas.completion import Completion
 from schemas.ir import Embed, Embeddings, Events, Generate
@@ -60,13 +61,8 @@ class FramedRunDecoder(Protocol):
     The functions that it returns get whole chunks of that coding (RFC 9112, section 7.1).
     """
 
-    def framed_run(self) -> Callable[[bytes], int] | None:
-        """What finds runs that are relayed as they came; None: there is nothing of the kind, until more was fed.
-
-        Returns:
-            A function that returns how many texts the chunks have; -1: they are something else, too, and their data is
-            to be fed.
-        """
+    def framed_run(self) -> TextRuns | None:
+        """What runs look like that are relayed as they came; None: there is nothing of the kind, until more was fed."""
         ...
 
     def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, runtime_checkable
 
 from backends.observation import Observer
+from backends.transport.outbox import Outbox
 from schemas.completion import Completion
 from schemas.ir import Events, Generate, TokenIds
 
@@ -35,9 +36,12 @@ class StreamSink(Protocol):
 
     Attributes:
         full: whether nothing may be given now; `DirectExchange.resume` is to be called once that is over.
+        outbox: where chunks of the transfer coding (RFC 9112, section 7.1) may be written as they came, unless it is
+            full, once it has begun.
     """
 
     full: bool
+    outbox: Outbox
 
     def begin(self, events: Events) -> bool:
         """Take the first events; False: nothing was taken of them, and a task is to go on."""
@@ -47,8 +51,8 @@ class StreamSink(Protocol):
         """Take more events, the last of which are to be counted before this returns."""
         ...
 
-    def relay(self, chunks: bytes, texts: int) -> None:
-        """Take chunks of the transfer coding (RFC 9112, section 7.1) with so many texts and nothing else."""
+    def note_times(self, times: list[float]) -> None:
+        """Count reads with texts that were written there: when they came, on the monotonic clock, in seconds."""
         ...
 
     def writes_runs(self, choice: int) -> bool:

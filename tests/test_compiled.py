@@ -37,12 +37,19 @@ def test_what_is_compiled_exists(setup: Any) -> None:
 
 def test_only_a_wheel_is_compiled_and_only_if_that_is_asked_for(setup: Any) -> None:
     asked = {"INTERLINGUA_COMPILE": "1"}
-    assert setup.arguments({}, ["setup.py", "bdist_wheel"]) == {}
-    assert setup.arguments({"INTERLINGUA_COMPILE": "0"}, ["setup.py", "bdist_wheel"]) == {}
-    assert setup.arguments(asked, ["setup.py", "editable_wheel"]) == {}
-    assert setup.arguments(asked, ["setup.py", "sdist"]) == {}
+    for environment, command in (
+        ({}, "bdist_wheel"),
+        ({"INTERLINGUA_COMPILE": "0"}, "bdist_wheel"),
+        (asked, "editable_wheel"),
+        (asked, "sdist"),
+    ):
+        found = setup.arguments(environment, ["setup.py", command])
+        assert [*found] == ["ext_modules"]
+        assert [each.sources for each in found["ext_modules"]] == [[file] for file in setup.WRITTEN_IN_C]
+        assert all(each.optional for each in found["ext_modules"]), "without a compiler, Python does the same"
     modules = setup.arguments(asked, ["setup.py", "bdist_wheel"])["ext_modules"]
-    assert [f"{each.name.replace('.', '/')}.py" for each in modules] == setup.COMPILED
+    assert [each.sources for each in modules] == [[file] for file in (*setup.WRITTEN_IN_C, *setup.COMPILED)]
+    assert not any(each.optional for each in modules[len(setup.WRITTEN_IN_C) :])
 
 
 def test_a_missing_translator_is_named(setup: Any, monkeypatch: pytest.MonkeyPatch) -> None:

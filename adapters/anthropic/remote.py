@@ -55,10 +55,9 @@ class StreamReader(FrameReader):
         self._example: tuple[bytes, wire.RemoteEvent] | None = None  # that later events may repeat with other texts
         self._tries = _MOST_TRIES
 
-    def framed_run(self) -> Callable[[bytes], int] | None:
-        """What counts the texts of a run that is relayed as it came (`adapters.optional.FramedRunDecoder`)."""
-        runs = self._learned() if self._relays else None
-        return None if runs is None else runs.framed
+    def framed_run(self) -> TextRuns | None:
+        """What runs look like that are relayed as they came (`adapters.optional.FramedRunDecoder`)."""
+        return self._learned() if self._relays else None
 
     def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:
         """What finds the texts of a run that is not relayed."""

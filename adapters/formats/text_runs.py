@@ -46,25 +46,28 @@ class TextRuns:
         received: the bytes around the text of an event, with the lines of server-sent events.
         sent: the same as it is relayed.
         choice: the index of the choice.
+
+    Attributes:
+        begin, end: `received`.
     """
 
-    __slots__ = ("_before", "_begin", "_behind", "_between", "_end", "_fixed", "_least", "_sent", "choice")
+    __slots__ = ("_before", "_behind", "_between", "_fixed", "_least", "_sent", "begin", "choice", "end")
 
     def __init__(self, received: tuple[bytes, bytes], sent: tuple[bytes, bytes], choice: int) -> None:
         self.choice = choice
-        self._begin, self._end = received
-        self._between = self._end + self._begin
+        self.begin, self.end = received
+        self._between = self.end + self.begin
         self._least = len(self._between)  # in fewer bytes, those before and after a text would overlap
         # The same as chunks of the transfer coding (RFC 9112, section 7.1), behind their lengths.
-        self._before, self._behind = b"\r\n" + self._begin, self._end + b"\r\n"
-        self._fixed = len(self._begin) + len(self._end)
+        self._before, self._behind = b"\r\n" + self.begin, self.end + b"\r\n"
+        self._fixed = len(self.begin) + len(self.end)
         self._sent = None if sent == received else sent
 
     def read(self, data: bytes) -> Run | None:
         """The chunks of a read that begins where an event of the stream does; None if it has anything else."""
-        if not (data.startswith(self._begin) and data.endswith(self._end) and self._least <= len(data) <= LIMIT):
+        if not (data.startswith(self.begin) and data.endswith(self.end) and self._least <= len(data) <= LIMIT):
             return None
-        pieces = data[len(self._begin) : -len(self._end)].split(self._between)
+        pieces = data[len(self.begin) : -len(self.end)].split(self._between)
         joined = b"".join(pieces)
         if not _LITERAL.fullmatch(joined) or not (joined.isascii() or _is_plain(pieces, joined)):
             return None

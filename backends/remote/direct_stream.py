@@ -21,6 +21,7 @@ from backends.remote.id_source import ids_of, marked
 from backends.remote.resilience.breaker import Breaker
 from backends.remote.resilience.retry import RetryBudget
 from backends.transport.begun import BegunExchange
+from backends.transport.outbox import Relay
 from schemas.errors import BackendTimeout, GatewayError, Incomplete
 from schemas.ir import Events, Generate, Usage
 
@@ -60,12 +61,12 @@ class DirectStream(AnswerDecoder):
         "_begun",
         "_codec",
         "_connection",
-        "_count_framed",
         "_counts",
         "_find_texts",
         "_fresh",
         "_idle",
         "_passed_by",
+        "_relay",
         "_request",
         "_runs",
         "_sink",
@@ -92,7 +93,8 @@ class DirectStream(AnswerDecoder):
         self._idle = idle
         self._counts = counts
         self._runs: FramedRunDecoder | None = None
-        self._passed_by = 0  # texts of runs, of which the decoder does not know yet
+        self._relay: Relay | None = None  # has written texts of which the decoder does not know yet
+        self._passed_by = 0  # such texts that were written in the client's own protocol
 
     def hear(self) -> None:
         """Begin the answer if its first events are there, or else have a task go on if they will not come plainly."""
@@ -114,6 +116,7 @@ class DirectStream(AnswerDecoder):
 
     def pause(self) -> None:
         """Wait for nothing more."""
+        self._leave_runs()
         self._connection.listen(self._read, None)
 
     def resume(self) -> None:
@@ -123,6 +126,7 @@ class DirectStream(AnswerDecoder):
 
     def leave(self) -> None:
         """End the answer, whose client has left."""
+        self._leave_runs()
         self._attempt.end(asyncio.CancelledError())
         self._connection.release()
 
@@ -162,12 +166,7 @@ class DirectStream(AnswerDecoder):
     def _read(self) -> None:
         """Give what has come to the sink."""
         connection, sink = self._connection, self._sink
-        if connection.relay is not None:
-            connection.relay = None
-            if self._passed_by:
-                assert self._runs is not None
-                self._runs.pass_by(self._passed_by)
-                self._passed_by = 0
+        self._leave_runs()
         while not sink.full:
             try:
                 events = self._next()
@@ -216,40 +215,41 @@ class DirectStream(AnswerDecoder):
         self._connection.listen(self._read, None if self._sink.full else self._connection.time() + self._idle)
 
     def _look_for_runs(self) -> None:
-        if self._runs is not None:
+        if self._runs is not None and not self._sink.full:
             self._connection.relay = self._find_run
+
+    def _leave_runs(self) -> None:
+        """Have the decoder get what comes, and know of the texts that were written without it."""
+        self._connection.relay = None
+        if self._relay is not None:
+            self._passed_by += self._relay.end()
+            self._relay = None
+        if self._passed_by:
+            assert self._runs is not None
+            self._runs.pass_by(self._passed_by)
+            self._passed_by = 0
 
     def _find_run(self, data: bytes) -> bool:
         """Ask the decoder for runs, and have the sink take this read if it is one; False if it is none.
 
         This is done when the read comes, and not before: the events before it do not wait for the search.
         """
-        connection, runs = self._connection, self._runs
+        connection, runs, sink = self._connection, self._runs, self._sink
         assert runs is not None
         relay: Callable[[bytes], bool] | None = None
         if (found := runs.framed_run()) is not None:
-            self._count_framed, relay = found, self._relay
-        elif (texts := runs.framed_texts()) is not None and self._sink.writes_runs(texts[0]):
+            relay = self._relay = Relay(found, sink.outbox, connection.deadline, self._idle, sink.note_times)
+        elif (texts := runs.framed_texts()) is not None and sink.writes_runs(texts[0]):
             self._find_texts, relay = texts[1], self._pass_on
         connection.relay = relay
         return relay is not None and relay(data)
 
-    def _relay(self, data: bytes) -> bool:
-        """Have the sink take a run of texts as it came; False if it is none."""
-        connection, sink = self._connection, self._sink
-        if sink.full or (texts := self._count_framed(data)) < 0:
-            return False
-        self._passed_by += texts
-        connection.deadline.at = connection.time() + self._idle  # before the sink may be full: then nothing is late
-        sink.relay(data, texts)
-        return True
-
     def _pass_on(self, data: bytes) -> bool:
         """Have the sink write a run of texts in its client's protocol; False if it is none."""
         connection, sink = self._connection, self._sink
-        if sink.full or (texts := self._find_texts(data)) is None:
+        if (texts := self._find_texts(data)) is None:
             return False
-        connection.deadline.at = connection.time() + self._idle
+        connection.deadline.at = connection.time() + self._idle  # before the sink may be full: then nothing is late
         if texts:
             self._passed_by += len(texts)
             sink.write_run(texts)

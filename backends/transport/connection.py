@@ -22,7 +22,7 @@ import httptools
 
 from backends.transport.deadline import Deadline
 from backends.transport.limits import TransportLimits
-from backends.transport.outbox import Outbox
+from backends.transport.outbox import Outbox, outboxes_of
 from backends.transport.received import ReceivedResponse
 from schemas.errors import BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
 
@@ -239,7 +239,7 @@ class Connection(ReceivedResponse):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the socket."""
-        self._outbox = outbox = Outbox(cast(asyncio.Transport, transport), self._loop)
+        self._outbox = outbox = Outbox(cast(asyncio.Transport, transport), outboxes_of(self._loop))
         if self.opening:
             self.opening = False
             if self._first:

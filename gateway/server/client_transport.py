@@ -19,7 +19,7 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
-from backends.transport.outbox import Outbox
+from backends.transport.outbox import Outbox, outboxes_of
 
 _MOST_DROPPED = 64 * 1024 * 1024
 """Bytes that a lingering connection reads at most."""
@@ -38,6 +38,7 @@ class ClientTransport:
         read_again: resumes reading, so that the rest can be dropped.
 
     Attributes:
+        outbox: the socket's.
         write: the outbox's.
         lingering_since: when it began to linger, on the loop's clock; None before.
     """
@@ -53,8 +54,8 @@ class ClientTransport:
         self._loop = loop
         self._unread = unread
         self._read_again = read_again
-        self._outbox = Outbox(transport, loop)
-        self.write = self._outbox.write
+        self.outbox = Outbox(transport, outboxes_of(loop))
+        self.write = self.outbox.write
         self._dropped = 0
         # Progress of the client: bytes that it has taken, and when that last grew.
         self._taken = 0
@@ -69,14 +70,14 @@ class ClientTransport:
         if self._unread():
             self.linger()
         elif not self.is_closing():
-            self._outbox.flush()
+            self.outbox.flush()
             self._transport.close()
 
     def linger(self) -> None:
         """Write what was held back, end the sending side, and read on for a while. Idempotent."""
         if self.is_closing():
             return
-        self._outbox.flush()
+        self.outbox.flush()
         self._read_again()
         if not self._transport.can_write_eof():
             # TLS closes with an exchange of its own, during which it drops what still comes.
@@ -104,8 +105,8 @@ class ClientTransport:
         # The kernel is asked four times within the limit, and not in each sweep.
         if self._taken_at is not None and now - self._taken_at < limit / 4:
             return False
-        waiting = self._outbox.unsent + _unsent(self._transport.get_extra_info("socket"))
-        taken = self._outbox.written - waiting
+        waiting = self.outbox.unsent + _unsent(self._transport.get_extra_info("socket"))
+        taken = self.outbox.written - waiting
         if waiting == 0 or taken > self._taken or self._taken_at is None:
             self._taken, self._taken_at = taken, now
         return now - self._taken_at > limit

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from backends.transport.outbox import Outbox
 from gateway.http.accounting import RequestAccount
 from gateway.http.direct.lane import Lane
 from gateway.http.direct.request import DirectRequest, Wrap
@@ -89,11 +89,11 @@ class DirectWay:
         connection.transport.write(b"%b%b\r\n%b" % (self._common(status), fields, body))
         connection.on_response_complete()
 
-    def open(self, fields: bytes, data: bytes) -> Callable[[bytes], None]:
+    def open(self, fields: bytes, data: bytes) -> Outbox:
         """Write the head of a stream and its first data."""
-        write: Callable[[bytes], None] = self._connection.transport.write
-        write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (self._common(200), fields, data))
-        return write
+        outbox: Outbox = self._connection.transport.outbox
+        outbox.write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (self._common(200), fields, data))
+        return outbox
 
     def end(self, *, cut: bool = False) -> None:
         """End it."""

@@ -96,15 +96,15 @@ class StreamReader(FrameReader):
         relayed = Relayed(run.relayed, framed=True)
         return (relayed, Delta(runs.choice, run.text)) if run.text else (relayed,)
 
-    def framed_run(self) -> Callable[[bytes], int] | None:
-        """What counts the texts of a run in the transfer coding (-1: it is none); None: runs are not relayed so.
+    def framed_run(self) -> TextRuns | None:
+        """What runs look like in the transfer coding; None: they are not relayed so.
 
         To be asked again after each call of `feed`.
         """
         runs = self._learned() if self._relays else None
         if runs is None or self._ended or not (runs.as_they_came and self._events.between_events):
             return None
-        return runs.framed
+        return runs
 
     def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:
         """The choice of a run that is not relayed, and what finds its texts; None: there is none.

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from adapters.base import Headers, Reply, ServerCodec
 from backends.direct import DirectExchange
+from backends.transport.outbox import Outbox
 from gateway.errors import to_client_error
 from gateway.http.accounting import RequestAccount
 from gateway.http.answer_headers import status_headers
@@ -38,7 +39,7 @@ class DirectClient(Protocol):
         """Have a task answer the request, which calls `DirectRequest.hand_over` first."""
         ...
 
-    def open(self, fields: bytes, data: bytes) -> Callable[[bytes], None]:
+    def open(self, fields: bytes, data: bytes) -> Outbox:
         """Send the headers of a stream, but for those of every answer, and its first data.
 
         Args:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from time import monotonic
 
 from adapters.optional import writes_runs
+from backends.transport.outbox import MOST_TIMES
 from gateway.errors import to_client_error
 from gateway.http.direct.request import DirectRequest
 from gateway.http.observation.observer import RequestObserver
 from schemas.errors import GatewayError, ShuttingDown
 from schemas.ir import Events, Generate, Usage
-
-_MOST_TIMES = 32
-"""Outputs of a run that are counted together: what a scrape does not see yet, and a killed worker loses."""
 
 
 class StreamedRequest(DirectRequest):
@@ -20,9 +18,10 @@ class StreamedRequest(DirectRequest):
 
     Attributes:
         full: whether the client is slow: nothing is taken until `resume`.
+        outbox: the client's, once the answer has begun.
     """
 
-    __slots__ = ("_encoder", "_send", "_times", "_write_run", "full", "streams")
+    __slots__ = ("_encoder", "_times", "_write_run", "full", "outbox", "streams")
 
     def _get_ready(self) -> None:
         if self._is_ready:
@@ -86,7 +85,7 @@ class StreamedRequest(DirectRequest):
         account.stage = "stream"
         self._note(events)
         account.status = 200
-        self._send = self._client.open(self._fields(encoder.media_type, encoder.headers), _chunk(data))
+        self.outbox = self._client.open(self._fields(encoder.media_type, encoder.headers), _chunk(data))
         self.streams = True
         return True
 
@@ -96,11 +95,9 @@ class StreamedRequest(DirectRequest):
         self._note(events)
         self._write(data)
 
-    def relay(self, chunks: bytes, texts: int) -> None:
-        """Send a run of texts as it came."""
-        if texts:
-            self._note_time()
-        self._send(chunks)
+    def note_times(self, times: list[float]) -> None:
+        """Count outputs that were sent as they came."""
+        self._account.note_outputs(times)
 
     def writes_runs(self, choice: int) -> bool:
         """Whether the client's protocol has texts of a choice between bytes that are known."""
@@ -112,8 +109,10 @@ class StreamedRequest(DirectRequest):
         """Send a run of texts."""
         assert self._write_run is not None
         data = self._write_run(texts)
-        self._note_time()
-        self._send(_chunk(data))
+        self._times.append(monotonic())
+        if len(self._times) == MOST_TIMES:
+            self._count_times()
+        self.outbox.write(_chunk(data))
 
     def end(self) -> None:
         """Send the end."""
@@ -157,19 +156,14 @@ class StreamedRequest(DirectRequest):
             account.status = account.status or 200
             account.settle("ok")
 
-    def _note_time(self) -> None:
-        self._times.append(monotonic())
-        if len(self._times) >= _MOST_TIMES:
-            self._count_times()
-
     def _count_times(self) -> None:
         if self._times:
-            self._account.note_outputs(self._times)
+            self.note_times(self._times)
             self._times.clear()
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._send(_chunk(data))
+            self.outbox.write(_chunk(data))
 
 
 def _chunk(data: bytes) -> bytes:

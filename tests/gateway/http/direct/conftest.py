@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from backends.remote import servers
+from backends.remote import direct_stream, servers
+from backends.transport.outbox import Relay, plain
 from gateway.http.direct import lane
 from gateway.http.request import RequestHandler
 from tests.gateway.http.direct.gateways import ARMS, ONE, gateway
@@ -52,3 +53,22 @@ def both(request: pytest.FixtureRequest) -> Iterator[Any]:
         gateways[1].app.asgi_handler.lane = lambda _: None  # type: ignore[union-attr]
         yield runner, gateways
         runner.run(stack.aclose())
+
+
+@pytest.fixture(params=[Relay, plain.Relay], ids=["as installed", "in Python"])
+def relayed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The reads that were written as they came."""
+    found: list[bytes] = []
+
+    class Noted:
+        def __init__(self, *given: Any) -> None:
+            self._relay = request.param(*given)
+            self.end = self._relay.end
+
+        def __call__(self, data: bytes) -> bool:
+            taken = self._relay(data)
+            found.extend([data] if taken else [])
+            return taken
+
+    monkeypatch.setattr(direct_stream, "Relay", Noted)
+    return found

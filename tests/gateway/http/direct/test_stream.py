@@ -252,14 +252,7 @@ async def streaming(there: Gateway, *steps: Step) -> tuple[asyncio.StreamReader,
     return reader, writer
 
 
-async def test_runs_pass_the_parsers_by(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
-    relayed: list[bytes] = []
-
-    def relay(own: Any, request: StreamedRequest, data: bytes, texts: int) -> None:
-        relayed.append(data)
-        own(request, data, texts)
-
-    override(monkeypatch, lane, "StreamedRequest", relay=relay)
+async def test_runs_pass_the_parsers_by(relayed: list[bytes], tasks: list[str]) -> None:
     events = [asyncio.Event() for _ in WORDS[2:]]
     waits = [step for event, word in zip(events, WORDS[2:], strict=True) for step in (Wait(event), chunk(word))]
     async with gateway() as there:

@@ -4,17 +4,23 @@ A write to a socket wakes the process at the other end if that waits for it, and
 the writer 15 µs and more (a virtual machine): as much as all else that the kernel does for a request. A process whose
 requests come one by one waits between them; one whose requests come together does not. A second write to the same
 socket is no system call of its own, either.
+
+`compiled.c` has the same classes: what one does, the other has to do.
 """
 
 from __future__ import annotations
 
 import asyncio
-from weakref import WeakKeyDictionary
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
 
-_MOST_SOCKETS = 32
+MOST_SOCKETS = 32
 """Sockets whose bytes wait at most: in a long turn the first need not wait for the last."""
-_MOST_HELD = 64 * 1024
+MOST_HELD = 64 * 1024
 """Bytes for one socket that wait at most: more of them, and the socket is to tell how slow its reader is."""
+MOST_TIMES = 32
+"""Reads that are noted together: what a scrape does not see yet, and a killed worker loses."""
 
 
 class Outboxes:
@@ -33,13 +39,6 @@ class Outboxes:
         self._loop = loop
         self.waiting: list[Outbox] = []
 
-    @classmethod
-    def of(cls, loop: asyncio.AbstractEventLoop) -> Outboxes:
-        """Those of an event loop."""
-        if (found := _OF_LOOPS.get(loop)) is None:
-            found = _OF_LOOPS[loop] = cls(loop)
-        return found
-
     def send_soon(self) -> None:
         """Have all send what they hold at the turn's end."""
         self._loop.call_soon(self.send)
@@ -54,15 +53,12 @@ class Outboxes:
                 self._loop.call_exception_handler({"message": "a socket was not written to", "exception": error})
 
 
-_OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, Outboxes] = WeakKeyDictionary()
-
-
 class Outbox:
     """What is to be written to one socket.
 
     Args:
         transport: the socket's.
-        loop: its event loop.
+        outboxes: those of its event loop.
 
     Attributes:
         transport: the socket's.
@@ -71,9 +67,9 @@ class Outbox:
 
     __slots__ = ("_held", "_outboxes", "transport", "written")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, outboxes: Outboxes) -> None:
         self.transport = transport
-        self._outboxes = Outboxes.of(loop)
+        self._outboxes = outboxes
         self._held = b""
         self.written = 0
 
@@ -90,11 +86,11 @@ class Outbox:
             outboxes.waiting.append(self)
             if (count := len(outboxes.waiting)) == 1:
                 outboxes.send_soon()
-            elif count >= _MOST_SOCKETS:
+            elif count >= MOST_SOCKETS:
                 outboxes.send()
         else:
             self._held += data
-            if len(self._held) > _MOST_HELD:
+            if len(self._held) > MOST_HELD:
                 self.flush()
 
     def flush(self) -> None:
@@ -103,3 +99,76 @@ class Outbox:
             data, self._held = self._held, b""
             if not self.transport.is_closing():
                 self.transport.write(data)
+
+
+class Runs(Protocol):
+    """Chunks of the transfer coding whose data differ in a text alone (`adapters.formats.text_runs`).
+
+    Attributes:
+        begin, end: the bytes around the text.
+    """
+
+    begin: bytes
+    end: bytes
+
+    def framed(self, data: bytes) -> int:
+        """How many texts there are in a read; -1: it is something else, too."""
+        ...
+
+
+class Moves(Protocol):
+    """A deadline: a time on the monotonic clock, in seconds."""
+
+    at: float | None
+
+
+class Relay:
+    """Writes reads of a stream to a client as they came, as long as they are runs.
+
+    Args:
+        runs: what such reads look like.
+        outbox: the client's.
+        deadline: of the next read.
+        idle: seconds from a read to the next one's deadline.
+        note: called with when reads with a text came, on the monotonic clock, in seconds: once there are `MOST_TIMES`.
+    """
+
+    __slots__ = ("_deadline", "_idle", "_note", "_outbox", "_runs", "_texts", "_times")
+
+    def __init__(
+        self, runs: Runs, outbox: Outbox, deadline: Moves, idle: float, note: Callable[[list[float]], None]
+    ) -> None:
+        self._runs = runs
+        self._outbox = outbox
+        self._deadline = deadline
+        self._idle = idle
+        self._note = note
+        self._texts = 0
+        self._times: list[float] = []
+
+    def __call__(self, data: bytes) -> bool:
+        """Write a read; False: it is none of these, and nothing was done."""
+        texts = self._runs.framed(data)
+        if texts < 0:
+            return False
+        self._texts += texts
+        now = monotonic()
+        # Before the write, after which the client may be known to be slow: then nothing is late.
+        self._deadline.at = now + self._idle
+        if texts:
+            self._times.append(now)
+            if len(self._times) == MOST_TIMES:
+                self._note_times()
+        self._outbox.write(data)
+        return True
+
+    def end(self) -> int:
+        """Note the rest of the times; return how many texts were written since the begin, or since this was called."""
+        self._note_times()
+        texts, self._texts = self._texts, 0
+        return texts
+
+    def _note_times(self) -> None:
+        if self._times:
+            times, self._times = self._times, []
+            self._note(times)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+from collections.abc import Callable
 from typing import Any, cast
 
-from backends.transport import outbox
-from backends.transport.outbox import Outbox
+import pytest
+
+from backends.transport.outbox import Outbox, plain
+from tests.missing_tools import missing
+
+Opened = Callable[[], tuple["Socket", Outbox]]
 
 
 class Socket:
@@ -28,12 +34,25 @@ class Socket:
         return self.buffered
 
 
-def opened() -> tuple[Socket, Outbox]:
-    socket = Socket()
-    return socket, Outbox(cast(Any, socket), asyncio.get_running_loop())
+@pytest.fixture(params=["plain", "compiled"])
+def opened(request: pytest.FixtureRequest) -> Opened:
+    """Opens a socket, with an outbox of its own."""
+    name = f"backends.transport.outbox.{request.param}"
+    made: Any = (
+        importlib.import_module(name)
+        if request.param == "plain"
+        else pytest.importorskip(name, reason=missing("a C compiler"))
+    )
+    of_loops: dict[asyncio.AbstractEventLoop, Any] = {}
+
+    def open_one() -> tuple[Socket, Outbox]:
+        socket, loop = Socket(), asyncio.get_running_loop()
+        return socket, made.Outbox(cast(Any, socket), of_loops.setdefault(loop, made.Outboxes(loop)))
+
+    return open_one
 
 
-async def test_writes_of_a_turn_are_one() -> None:
+async def test_writes_of_a_turn_are_one(opened: Opened) -> None:
     socket, box = opened()
     box.write(b"a")
     box.write(b"b")
@@ -46,7 +65,7 @@ async def test_writes_of_a_turn_are_one() -> None:
     assert box.written == 3
 
 
-async def test_what_is_held_is_unsent() -> None:
+async def test_what_is_held_is_unsent(opened: Opened) -> None:
     socket, box = opened()
     socket.buffered = 5
     box.write(b"abc")
@@ -58,7 +77,7 @@ async def test_what_is_held_is_unsent() -> None:
     assert socket.written == [b"abc"]
 
 
-async def test_many_bytes_do_not_wait() -> None:
+async def test_many_bytes_do_not_wait(opened: Opened) -> None:
     """The transport is to tell that a reader is slow within the turn in which too much is written for it."""
     socket, box = opened()
     for _ in range(65):
@@ -66,16 +85,16 @@ async def test_many_bytes_do_not_wait() -> None:
     assert [len(data) for data in socket.written] == [65 * 1024]
 
 
-async def test_many_sockets_do_not_wait() -> None:
-    both = [opened() for _ in range(outbox._MOST_SOCKETS + 1)]
+async def test_many_sockets_do_not_wait(opened: Opened) -> None:
+    both = [opened() for _ in range(plain.MOST_SOCKETS + 1)]
     for _, box in both:
         box.write(b"x")
-    assert [len(socket.written) for socket, _ in both] == [1] * outbox._MOST_SOCKETS + [0]
+    assert [len(socket.written) for socket, _ in both] == [1] * plain.MOST_SOCKETS + [0]
     await asyncio.sleep(0)
     assert [len(socket.written) for socket, _ in both] == [1] * len(both)
 
 
-async def test_a_closed_socket_is_passed_by() -> None:
+async def test_a_closed_socket_is_passed_by(opened: Opened) -> None:
     (closed, first), (socket, second) = opened(), opened()
     first.write(b"x")
     second.write(b"y")
@@ -84,7 +103,7 @@ async def test_a_closed_socket_is_passed_by() -> None:
     assert (closed.written, socket.written) == ([], [b"y"])
 
 
-async def test_a_socket_that_fails_holds_nothing_of_the_others_up() -> None:
+async def test_a_socket_that_fails_holds_nothing_of_the_others_up(opened: Opened) -> None:
     (failing, first), (socket, second) = opened(), opened()
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
@@ -96,7 +115,7 @@ async def test_a_socket_that_fails_holds_nothing_of_the_others_up() -> None:
     assert [type(context["exception"]) for context in reported] == [TypeError]
 
 
-def test_a_loop_that_ended_within_a_turn_holds_nothing_of_the_next_up() -> None:
+def test_a_loop_that_ended_within_a_turn_holds_nothing_of_the_next_up(opened: Opened) -> None:
     async def leave() -> None:
         opened()[1].write(b"lost")
 
