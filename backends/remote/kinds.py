@@ -229,6 +229,18 @@ _GEMINI = frozenset(
 )
 
 
+# One conversation for each request, and neither raw text nor most parameters of sampling.
+_RESPONSES = frozenset(
+    {
+        Feature.CHAT,
+        Feature.TOOLS,
+        Feature.IMAGES,
+        Feature.GRAMMAR,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.TRUNCATION,
+    }
+)
 # Log-probabilities are those of pieces of text, not of tokens.
 _COHERE = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR, Feature.TRUNCATION})
 
@@ -247,6 +259,14 @@ _MINDIE_LENGTHS = Telling("/info", of_listing("max_total_tokens", models="models
 
 openai = Kind(
     (RemoteProtocol(_openai.ADAPTER, "openai"),), _OPENAI, "/models", embeddings=True, telling=_OPENAI_LENGTHS
+)
+responses = Kind(
+    (RemoteProtocol(_openai.RESPONSES, "openai"),),
+    _RESPONSES,
+    "/models",
+    embeddings=True,
+    raw_text=False,
+    telling=_OPENAI_LENGTHS,
 )
 mindie_openai = Kind((RemoteProtocol(_openai.ADAPTER, "mindie-openai"),), _MINDIE, "/models", telling=_OPENAI_LENGTHS)
 # A TGI serves one model, and takes every other name than "tgi" in a chat for that of a LoRA adapter.
