@@ -56,6 +56,7 @@ CHATS = set(FORMS) - RAW_FORMS
 SEEDED = {"mindie-openai"}
 CARRIES = {
     "openai": CHATS,
+    "openai-responses": CHATS,
     "responses": CHATS - SEEDED,
     "mindie-openai": CHATS,
     "databricks": CHATS - SEEDED,
@@ -95,7 +96,7 @@ def asked(kind: str, image: ImagePart) -> Generate:
 
 
 ELSEWHERE = "https://pics.example/a.png"
-IN_OPENAIS_FORM = {"openai", "mindie-openai", "databricks", "tgi", "mindie", "mindie-triton"}
+IN_OPENAIS_FORM = {"openai", "openai-responses", "mindie-openai", "databricks", "tgi", "mindie", "mindie-triton"}
 OUT_OF_REACH = {
     "a path": (ImagePart("/srv/a.png", "path"), set(KINDS) - {"mindie"}),
     "a URL": (ImagePart(ELSEWHERE, "url"), {"ollama", "triton"}),

@@ -91,6 +91,8 @@ class OpenAIClient:
 def unsent(request: Generate | Embed, sent: Collection[str]) -> tuple[str, ...]:
     """What of a request that is written anew does not reach the server, which is `sent` these fields and places."""
     places = left_out(request, sent)
+    if isinstance(request, Embed) or not request.unread:
+        return places
     # A word that is not known here, in a field that is sent: the server knows it, or refuses it.
-    words = {part.param for part in request.unread if part.feature in sent} if isinstance(request, Generate) else ()
-    return tuple(place for place in places if place not in words) if words else places
+    words = {part.param for part in request.unread if part.feature in sent and part.feature in request.hints}
+    return tuple(place for place in places if place not in words)

@@ -6,6 +6,7 @@ from adapters.base import Outbound, Reply
 from adapters.openai.client import OpenAIClient, unsent
 from adapters.openai.remote.responses.decode_answer import StreamReader, read_answer
 from adapters.openai.remote.responses.encode_request import SENT, write_body
+from adapters.openai.remote.responses.relay import relayed_body, relays, unsent_items
 from adapters.written_client import FoldingClient
 from schemas.ir import Embed, Events, Generate
 
@@ -19,7 +20,8 @@ class ResponsesClient(FoldingClient, OpenAIClient):
         Raises:
             schemas.errors.UnsupportedFeature: the API cannot express it.
         """
-        return Outbound("/responses", write_body(self._dialect, request))
+        body = relayed_body(request) if relays(request) else write_body(self._dialect, request)
+        return Outbound("/responses", body)
 
     def decoder(self, request: Generate) -> StreamReader:
         """A reader for the streamed answer to `request`."""
@@ -30,5 +32,7 @@ class ResponsesClient(FoldingClient, OpenAIClient):
         return read_answer(self._dialect, request, reply)
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
-        """What the API has no form for; of embeddings, as of all servers of the protocol."""
-        return super().ignored(request) if isinstance(request, Embed) else unsent(request, SENT)
+        """Reasoning that a body is relayed without, else what the API has no form for; of embeddings, as ever."""
+        if isinstance(request, Embed):
+            return super().ignored(request)
+        return unsent_items(request) if relays(request) else unsent(request, SENT)

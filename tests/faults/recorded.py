@@ -20,6 +20,7 @@ from tests.gateway.serving import config, listening
 
 KINDS = {
     "openai": kinds.openai,
+    "openai-responses": kinds.openai_responses,
     "responses": kinds.responses,
     "mindie-openai": kinds.mindie_openai,
     "tgi": kinds.tgi,
@@ -38,6 +39,7 @@ ANSWERED = [kind for kind in KINDS if kind != "cohere"]
 MOUNTED = {
     "cohere": "/cohere",
     "openai": "/v1",
+    "openai-responses": "/v1",
     "responses": "/v1",
     "gemini": "/v1beta",
     "mindie": "/mindie",
@@ -59,7 +61,7 @@ MODEL = "fox"
 
 def request(kind: str, *, stream: bool, id: str = "r") -> Generate:
     """A request that the kind can express, for an answer of about 20 tokens."""
-    chat = kind.endswith("openai") or kind in ("anthropic", "cohere", "gemini", "responses")
+    chat = kind.endswith(("openai", "responses")) or kind in ("anthropic", "cohere", "gemini")
     prompt = ChatPrompt((Message("user", "Say it."),)) if chat else TextPrompt("Say it.")
     limit = Stopping(max_new_tokens=100)
     return Generate(id=id, model=MODEL, prompts=(prompt,), stream=stream, sampling=Sampling(), stopping=limit)

@@ -1,7 +1,7 @@
 """Answers of the Responses API, whole and streamed, decoded to events.
 
-A stream is complete if and only if it has `response.completed` or `response.incomplete`. Events and items that the IR
-does not have are skipped.
+A stream is complete if and only if it has `response.completed` or `response.incomplete`. A client of the API gets the
+remote's own events; for all others, events and items that the IR does not have are skipped.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from adapters.base import Reply
 from adapters.formats.frames import FrameReader
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.failures import event_failure
+from adapters.openai.remote.responses.relay import relays
 from adapters.openai.remote.tokens import Aligner
 from adapters.remote_failures import malformed, read_json
 from schemas.errors import GatewayError, Incomplete
-from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Started, ToolDelta, Usage
+from schemas.ir import Delta, Event, Events, Finished, FinishReason, Generate, Relayed, Started, ToolDelta, Usage
 from schemas.openai import remote_responses as wire
 from schemas.openai.remote import RemoteAnswer, RemoteToken
 
@@ -46,6 +47,8 @@ class StreamReader(FrameReader):
     def __init__(self, dialect: Dialect, request: Generate) -> None:  # noqa: ARG002 - as those of other protocols
         super().__init__()
         self._request = request
+        self._relays = relays(request)
+        self._early: list[Event] = []  # relayed events before the first response
         self._output = OutputReader(request)
         self._started = self._ended = False
 
@@ -66,6 +69,14 @@ class StreamReader(FrameReader):
         kind, response = event.type.removeprefix(_PREFIX), event.response
         if (failure := _failure(event)) is not None:
             raise failure
+        if self._relays:
+            # The IR's first event is `Started`, so what comes before is held back.
+            if len(self._early) >= _MAX_ITEMS:
+                raise malformed("no response.created")
+            self._early.append(Relayed(data))
+            if self._started or response is not None:
+                out += self._early
+                self._early = []
         if response is not None and not self._started:
             self._started = True
             out.append(Started(response.model or self._request.model))
@@ -206,6 +217,7 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:  #
     if response.status not in _ENDS:
         raise Incomplete("The backend's answer was not finished.")
     return (
+        *((Relayed(reply.body),) if relays(request) else ()),
         Started(response.model or request.model),
         *OutputReader(request).end(response.status, response),
     )

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from adapters.openai.dialects import Dialect
+from adapters.openai.responses.decode import LOGPROBS
 from adapters.outbound import conversation, image_url, inexpressible
 from schemas.ir import (
     ChatPrompt,
@@ -25,9 +26,6 @@ from schemas.left_out import DETAIL, STRICT
 
 SENT = ("reasoning_effort", "verbosity", "service_tier", "prompt_cache_retention", STRICT, DETAIL)
 """The hints and places (`schemas.left_out`) that the API has a form for."""
-
-LOGPROBS = "message.output_text.logprobs"
-"""What `include` has for log-probabilities."""
 
 _LABELS = ("metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 """The hints that are fields of a request under the same name."""

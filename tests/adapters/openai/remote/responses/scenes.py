@@ -145,7 +145,7 @@ def _item(index: int, item: Json) -> list[Json]:
             empty = empty | {"arguments": ""}
             prefix = "response.function_call_arguments"
             inside = [{"type": f"{prefix}.delta", **place, "delta": each} for each in item["arguments"]]
-            inside.append({"type": f"{prefix}.done", **place, "arguments": item["arguments"]})
+            inside.append({"type": f"{prefix}.done", **place, "arguments": item["arguments"], "name": item["name"]})
         case "message":
             empty = empty | {"content": []}
             inside = [event for part, content in enumerate(item["content"]) for event in _part(place, part, content)]
@@ -167,7 +167,7 @@ def _part(place: Json, index: int, part: Json) -> list[Json]:
             for each in part[field]
         ),
         *cited,
-        {"type": f"{prefix}.done", **there, field: part[field]},
+        {"type": f"{prefix}.done", **there, field: part[field], "logprobs": []},
         {"type": "response.content_part.done", **there, "part": part},
     ]
 

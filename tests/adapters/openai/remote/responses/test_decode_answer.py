@@ -157,8 +157,8 @@ def test_a_piece_of_no_call_is_a_fault(index: int) -> None:
 @pytest.mark.parametrize("kept", ["output_item.done", "completed"])
 def test_servers_that_do_not_stream_all_items(kept: str) -> None:
     everything = stream(*EVERYTHING)
-    told = [each for each in everything if each["type"].removeprefix("response.") in ("created", kept, "completed")]
-    assert fold(read(told)) == fold(read(everything))
+    sent = [each for each in everything if each["type"].removeprefix("response.") in ("created", kept, "completed")]
+    assert fold(read(sent)) == fold(read(everything))
 
 
 def test_a_server_that_announces_no_message() -> None:
