@@ -6,9 +6,11 @@ from adapters.base import Outbound, Reply
 from adapters.openai.client import OpenAIClient, unsent
 from adapters.openai.remote.responses.decode_answer import StreamReader, read_answer
 from adapters.openai.remote.responses.encode_request import SENT, write_body
-from adapters.openai.remote.responses.relay import relayed_body, relays, unsent_items
+from adapters.openai.remote.responses.relay import counted_body, relayed_body, relays, unsent_items
+from adapters.openai.responses.decode import COUNT
 from adapters.written_client import FoldingClient
 from schemas.ir import Embed, Events, Generate
+from schemas.origin import Relay
 
 
 class ResponsesClient(FoldingClient, OpenAIClient):
@@ -30,6 +32,17 @@ class ResponsesClient(FoldingClient, OpenAIClient):
     def decode(self, request: Generate, reply: Reply) -> Events:
         """The whole answer to `request`, as the complete stream of its events."""
         return read_answer(self._dialect, request, reply)
+
+    @property
+    def relayed(self) -> frozenset[tuple[str, str]]:
+        """Those of all servers of the protocol, and the counting of an input's tokens."""
+        return super().relayed | {(self._dialect.name, COUNT)}
+
+    def encode_relay(self, request: Relay) -> Outbound:
+        """A request that is relayed."""
+        if request.origin.operation == COUNT:
+            return Outbound("/responses/input_tokens", counted_body(request))
+        return super().encode_relay(request)
 
     def ignored(self, request: Generate | Embed) -> tuple[str, ...]:
         """Reasoning that a body is relayed without, else what the API has no form for; of embeddings, as ever."""

@@ -49,6 +49,8 @@ def chunks(data: bytes, *, whole: bool = True) -> tuple[Step, ...]:
 def play(asked: Asked) -> tuple[Step, ...]:
     if asked.line.startswith("GET"):
         return (replied(b'{"data":[{"id":"gpt-5"}]}'),)
+    if "/input_tokens" in asked.line:
+        return (replied(b'{"object":"response.input_tokens","input_tokens":11}'),)
     if "/chat/completions" in asked.line:
         return (replied(json.dumps(CHAT).encode()),)
     output = (
@@ -113,6 +115,9 @@ async def test_a_client_of_the_api_gets_what_the_server_says(kind: str) -> None:
             "content": [{"type": "input_text", "text": "Hi"}],
         }
         assert bodies(there)[-1]["input"] == [hi, *EVERYTHING, NEW]
+        counted = await client.post("/v1/responses/input_tokens", json=ASK | more)
+        assert counted.json()["input_tokens"] == 11
+        assert bodies(there)[-1] == ASK | {"model": "gpt-5", "input": bodies(there)[-2]["input"]}
         # The records of where items are, are no responses.
         place = f"item/{NEW['id']}"
         assert (await client.get(f"/v1/responses/{place.replace('/', '%2F')}")).status_code == 404

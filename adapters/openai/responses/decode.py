@@ -172,7 +172,7 @@ def read_count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, ca
         # All of the conversation is counted, though some of it may be left out for an answer.
         unread=request.unread,
         unknown=(*request.unknown, *(("truncation",) if request.overflow == "drop_turns" else ())),
-        origin=origin,
+        origin=request.origin,
     )
 
 

@@ -21,7 +21,7 @@ ITEMS = ("message", "function_call", "function_call_output", "reasoning", "compa
 def without_foreign_fields(items: Items, known: Collection[str] = ITEMS) -> Items:
     """The items, those of types that are not known here without their fields, which may be of any form."""
     return [
-        item if not isinstance(item, dict) or item.get("type", "message") in known else {"type": item["type"]}
+        item if not isinstance(item, dict) or item.get("type") in (None, *known) else {"type": item["type"]}
         for item in items
     ]
 

@@ -99,13 +99,14 @@ def names_response(id: str) -> bool:
 
 def is_own(id: object) -> bool:
     """Whether an item's id was made here."""
-    return isinstance(id, str) and _OWN_ID.fullmatch(id) is not None
+    return isinstance(id, str) and bool(_response_of(id))
 
 
 def places_of(response: str, items: Items) -> tuple[Record, ...]:
-    """Records by which `referenced_item` finds the items of a response whose ids were made elsewhere."""
+    """Records by which `referenced_item` finds the items of a response whose ids do not lead to it."""
     data = msgspec.json.encode(response)
-    return tuple(Record(f"{_PLACE}{item['id']}", data) for item in items if item.get("id") and not is_own(item["id"]))
+    ids = [item["id"] for item in items if isinstance(item.get("id"), str)]
+    return tuple(Record(_PLACE + id, data) for id in ids if _response_of(id) != response)
 
 
 def no_conversation(id: str) -> ObjectNotFound:
@@ -120,12 +121,9 @@ def referenced_item(call: Call, id: str) -> dict[str, Any]:
         schemas.errors.ObjectNotFound: the item is not stored (any more).
     """
     # An id that was made here leads to its response; of all others there is a record of where they are.
-    if (own := _OWN_ID.fullmatch(id)) is not None:
-        response = _RESPONSE + own[1]
-    else:
-        data = call.records.get(f"{_PLACE}{id}") if call.records is not None else None
-        response = "" if data is None else msgspec.json.decode(data, type=str)
-    stored = _load(call, response)
+    stored = _load(call, _response_of(id))
+    if stored is None and call.records is not None and (place := call.records.get(_PLACE + id)) is not None:
+        stored = _load(call, msgspec.json.decode(place, type=str))
     if stored is not None:
         for item in _all_items(stored):
             if item["id"] == id:
@@ -191,6 +189,12 @@ def list_items(call: Call) -> Reply:
         has_more=begin + len(page) < len(items),
     )
     return Reply(msgspec.json.encode(answer))
+
+
+def _response_of(id: str) -> str:
+    """The id of the response that an item's id leads to, if it was made here; "": it was not."""
+    own = _OWN_ID.fullmatch(id)
+    return "" if own is None else _RESPONSE + own[1]
 
 
 def _is_reference(item: dict[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from adapters.openai.responses.decode import ENCRYPTED, OPERATION
 from adapters.openai.responses.stored import Items, is_own
 from adapters.openai.responses.summary import INTRODUCTION, read_summary
 from schemas.ir import Generate
+from schemas.origin import Origin, Relay
 
 _KEPT_HERE = ("previous_response_id", "conversation", "background")
 """The fields that name what is stored here, or have it made here."""
@@ -29,12 +30,7 @@ def relays(request: Generate) -> bool:
 def relayed_body(request: Generate) -> bytes:
     """The client's body, with the remote's name of the model and all of the conversation."""
     assert request.origin is not None
-    fields: dict[str, Any] = {
-        name: value for name, value in raw_fields(request.origin.body).items() if name not in _KEPT_HERE
-    }
-    given = msgspec.json.decode(request.origin.items or fields["input"])
-    if not isinstance(given, str):
-        fields["input"] = list(_sent(given))
+    fields = _fields(request.origin)
     # A server that stores nothing keeps no reasoning for the next turn: it gives it to whoever asks, encrypted.
     if _is_given(fields.get("reasoning")) and bytes(fields.get("store", b"null")) != b"false":
         included = msgspec.json.decode(fields.get("include", b"null")) or []
@@ -43,6 +39,20 @@ def relayed_body(request: Generate) -> bytes:
     if request.stream != (bytes(fields.get("stream", b"null")) == b"true"):
         fields["stream"] = request.stream
     return msgspec.json.encode(fields)
+
+
+def counted_body(request: Relay) -> bytes:
+    """The same of a request to count the tokens of a response's input."""
+    return msgspec.json.encode(_fields(request.origin) | {"model": request.model})
+
+
+def _fields(origin: Origin) -> dict[str, Any]:
+    """The fields of a body, without those that name what is stored here, and with that instead."""
+    fields: dict[str, Any] = {name: value for name, value in raw_fields(origin.body).items() if name not in _KEPT_HERE}
+    given = msgspec.json.decode(origin.items or fields["input"])
+    if not isinstance(given, str):
+        fields["input"] = list(_sent(given))
+    return fields
 
 
 def unsent_items(request: Generate) -> tuple[str, ...]:

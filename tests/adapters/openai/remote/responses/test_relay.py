@@ -154,6 +154,12 @@ def test_a_reference_is_resolved_wherever_its_item_was_made() -> None:
     assert [part.param for part in request.unread] == ["input[0].type"]
 
 
+def test_a_reference_to_what_another_gateway_made_is_resolved() -> None:
+    search = SEARCH | {"id": "ws_r0_1"}
+    request = asked(stored(search), input=[{"type": "item_reference", "id": "ws_r0_1"}])
+    assert sent(request)["input"] == [{name: value for name, value in search.items() if name != "id"}]
+
+
 def test_a_summary_that_was_made_here_is_a_message_elsewhere() -> None:
     compaction = {"type": "compaction", "id": "cmp_r0", "encrypted_content": write_summary("We met.")}
     theirs = {"type": "compaction", "id": "cmp_1", "encrypted_content": "gAAA"}
