@@ -26,7 +26,7 @@ _LOST = wire.Failure("server_error", "The server stopped while it generated this
 class _Fields(msgspec.Struct, frozen=True):
     """The fields of a stored response that show what may be done with it."""
 
-    status: str
+    status: str | None = None
     background: bool = False
 
 

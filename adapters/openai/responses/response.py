@@ -42,8 +42,9 @@ class _Ended(msgspec.Struct, frozen=True):
     """The fields of a response that decide what is stored."""
 
     id: str
-    status: str
-    output: Items = []
+    # What a remote sends may lack both.
+    status: str | None = None
+    output: Items | None = None
 
 
 def own_fields(request: Generate) -> dict[str, Any]:
@@ -117,14 +118,15 @@ def record_of(request: Generate, body: bytes) -> Record | None:
     if request.stored_items is None and request.conversation is None:
         return None
     response, append = msgspec.json.decode(body, type=_Ended), None
+    output = response.output or []
     if (conversation := request.conversation) is not None and response.status in _ANSWERED:
         # All that is new in the conversation: the input of this turn and the answer.
-        items = [*msgspec.json.decode(conversation.items), *response.output]
+        items = [*msgspec.json.decode(conversation.items), *output]
         append = Append(CONVERSATION, conversation.id, entries_of(items))
     if request.stored_items is None:
         return None if append is None else Record(response.id, None, append=append)
     record = make_record(response.id, body, request.stored_items)
-    return msgspec.structs.replace(record, append=append, also=places_of(response.id, response.output))
+    return msgspec.structs.replace(record, append=append, also=places_of(response.id, output))
 
 
 def _tool(given: dict[str, Any]) -> dict[str, Any]:

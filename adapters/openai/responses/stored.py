@@ -50,7 +50,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class _Output(msgspec.Struct, frozen=True):
-    output: Items = []
+    output: Items | None = None
 
 
 def entries_of(items: Iterable[dict[str, Any]]) -> tuple[Entry, ...]:
@@ -204,7 +204,7 @@ def _is_reference(item: dict[str, Any]) -> bool:
 def _all_items(stored: StoredResponse) -> Items:
     """The items of the conversation and of the response itself."""
     items: Items = msgspec.json.decode(stored.items)
-    return items + msgspec.json.decode(stored.response, type=_Output).output
+    return items + (msgspec.json.decode(stored.response, type=_Output).output or [])
 
 
 def _load(call: Call, id: str) -> StoredResponse | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -34,6 +35,7 @@ from tests.adapters.openai.remote.responses.scenes import (
 )
 from tests.adapters.openai.responses.test_decode import ask, events
 from tests.adapters.openai.scenes import ROUTES, call, server
+from tests.fuzz.test_decoders import mutated
 
 CLIENT = RESPONSES.client(RESPONSES.dialects["openai"])
 ID = "resp_68b1"
@@ -244,6 +246,19 @@ def events_of(data: bytes) -> list[Json]:
     return [json.loads(block.split("\n")[1].removeprefix("data: ")) for block in data.decode().split("\n\n")[:-1]]
 
 
+@pytest.mark.parametrize("lacking", [{"output": None}, {"status": None}, {"output": None, "usage": None}])
+def test_an_answer_that_lacks_fields_is_stored_as_it_came(lacking: Json) -> None:
+    end = {"type": "response.completed", "response": response(message("Paris"), **lacking)}
+    request = asked(Stored(), stream=True)
+    writer: Any = server().encoder(request)
+    said = events_of(writer.feed(CLIENT.decoder(request).feed(sse(stream(message("Paris"), end=end)))))
+    assert said[-1]["response"] == end["response"] | OWN | {"store": True}
+    records = Stored()
+    records.keep(writer.record)
+    again = sent(asked(records, previous_response_id="resp_r1"))["input"]
+    assert again[1:-1] == (end["response"]["output"] or [])
+
+
 def test_events_of_a_response_in_the_background_go_on_from_its_begin() -> None:
     request = asked(Stored(), stream=True, background=True)
     writer: Any = server().encoder(request)
@@ -293,3 +308,37 @@ def test_a_client_of_another_protocol_gets_no_relayed_events() -> None:
     read = CLIENT.decoder(plain).feed(sse(stream(*EVERYTHING, before=BEFORE)))
     assert isinstance(read[0], Started)
     assert not [event for event in read if isinstance(event, Relayed)]
+
+
+@st.composite
+def odd_streams(draw: st.DrawFn) -> list[Json]:
+    """A stream in which a server says something else in one place."""
+    theirs = stream(*EVERYTHING)
+    place = draw(st.integers(0, len(theirs) - 1))
+    return [*theirs[:place], mutated(draw, theirs[place]), *theirs[place + 1 :]]
+
+
+@given(theirs=odd_streams(), relayed=st.booleans())
+def test_whatever_a_server_sends_is_passed_on_or_a_failure_of_it(theirs: list[Any], relayed: bool) -> None:
+    request = asked(Stored(), stream=True)
+    reader = CLIENT.decoder(request if relayed else msgspec.structs.replace(request, origin=None))
+    writer = server().encoder(request)
+    error: GatewayError | None = None
+    for event in theirs:
+        try:
+            found = reader.feed(f"data: {json.dumps(event)}\n\n".encode())
+        except GatewayError as raised:
+            error = raised
+            break
+        if found:
+            writer.feed(found)
+    if error is not None:
+        assert events_of(writer.fail(error))[0]["type"] == "response.failed"
+
+
+@given(data=st.data())
+def test_whatever_a_server_answers_is_passed_on_or_a_failure_of_it(data: st.DataObject) -> None:
+    request = asked(Stored())
+    body = json.dumps(mutated(data.draw, response(*EVERYTHING))).encode()
+    with suppress(GatewayError):
+        server().encode(request, fold(CLIENT.decode(request, Reply(body))))
