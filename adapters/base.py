@@ -89,13 +89,17 @@ class Records(Protocol):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What is to be stored of an answer: an object by its id, unless `data` is None, and entries of another object."""
+    """What is to be stored of an answer: an object by its id, unless `data` is None, and entries of another object.
+
+    `also` are further records, which are stored with it.
+    """
 
     id: str
     data: bytes | None
     kind: str = RESPONSE
     entries: tuple[Entry, ...] = ()
     append: Append | None = None
+    also: tuple[Record, ...] = ()
 
 
 class Call(msgspec.Struct, frozen=True):

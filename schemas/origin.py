@@ -14,7 +14,8 @@ sparse vectors of texts, make a vector of each token of texts."""
 class Origin(msgspec.Struct, frozen=True):
     """Where a request came from. A remote of the same protocol is sent its body. `operation`: a `Route.name`.
 
-    `headers` are those that such a remote is sent, too. `media_type` is the body's, with its parameters.
+    `headers` are those that such a remote is sent, too. `media_type` is the body's, with its parameters. `items`: the
+    JSON of the conversation where the body refers to a part of it that is stored here; a remote is sent all of it.
     """
 
     protocol: str
@@ -23,6 +24,7 @@ class Origin(msgspec.Struct, frozen=True):
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
     media_type: str = "application/json"
+    items: bytes = b""
 
 
 class Unread(msgspec.Struct, frozen=True):

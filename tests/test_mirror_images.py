@@ -56,6 +56,8 @@ CHATS = set(FORMS) - RAW_FORMS
 SEEDED = {"mindie-openai"}
 CARRIES = {
     "openai": CHATS,
+    "openai-responses": CHATS,
+    "responses": CHATS - SEEDED,
     "mindie-openai": CHATS,
     "databricks": CHATS - SEEDED,
     "anthropic": CHATS - SEEDED,
@@ -94,10 +96,11 @@ def asked(kind: str, image: ImagePart) -> Generate:
 
 
 ELSEWHERE = "https://pics.example/a.png"
+IN_OPENAIS_FORM = {"openai", "openai-responses", "mindie-openai", "databricks", "tgi", "mindie", "mindie-triton"}
 OUT_OF_REACH = {
     "a path": (ImagePart("/srv/a.png", "path"), set(KINDS) - {"mindie"}),
     "a URL": (ImagePart(ELSEWHERE, "url"), {"ollama", "triton"}),
-    "embeddings": (ImagePart("QUJD", "embeddings"), {"anthropic", "cohere", "gemini", "ollama", "tgi-0.9", "triton"}),
+    "embeddings": (ImagePart("QUJD", "embeddings"), set(KINDS) - IN_OPENAIS_FORM),
 }
 """Images that kinds cannot take. MindIE's TGI reads local paths of its own; Triton's tensor has the image itself;
 embeddings are for chats in OpenAI's form."""

@@ -23,7 +23,7 @@ from tests.gateway.serving import listening, scripted
 
 pytestmark = pytest.mark.slow
 
-SPEECHLESS = {("anthropic", False), ("gemini", False), ("mindie-openai", False)}
+SPEECHLESS = {("anthropic", False), ("gemini", False), ("mindie-openai", False), ("responses", False)}
 SPEECHLESS |= {("tgi-0.9", True), ("triton", True), ("triton-grpc", True)}
 """Kinds without raw prompts, or without chats."""
 

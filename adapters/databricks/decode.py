@@ -13,11 +13,10 @@ from adapters.databricks.turns import check_turns
 from adapters.openai.inbound.checks import missing, refused
 from adapters.openai.inbound.decode import read_chat, read_completion, read_fields
 from adapters.openai.pooling.embeddings import read_embed
-from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
+from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_question, read_response
 from schemas import databricks as wire
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, Embed, Generate, Origin, Tokenize
-from schemas.openai.responses import ResponseRequest
 
 _TASKS = {"messages": "chat", "prompt": "completions", "input": "embeddings"}
 """A field that the body of a task must have -> the task, named as the route that serves it alone."""
@@ -47,7 +46,7 @@ def read_request(dialect: Dialect, route: Route, body: bytes, call: Call) -> Gen
     if task == "completions":
         return _completion(dialect, fields, origin, call)
     if task in (OPERATION, COUNT):
-        question, unknown = read_fields(dialect, fields, ResponseRequest)
+        question, unknown = read_question(dialect, fields)
         return (read_count if task == COUNT else read_response)(dialect, question, origin, call, unknown)
     asked, extra = read_fields(dialect, fields, wire.EmbeddingRequest)
     request = read_embed(dialect, asked, origin, call, extra)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from adapters.base import Outbound, Reply
+from collections.abc import Collection
+
+from adapters.base import Outbound, Reply, StreamDecoder
 from adapters.openai.dialects import Dialect
 from adapters.openai.relay import relayed_operations, write_relay
 from adapters.openai.remote.decode_answer import StreamReader, read_answer
@@ -37,7 +39,7 @@ class OpenAIClient:
         path = "/chat/completions" if is_chat_call(request) else "/completions"
         return Outbound(path, write_body(self._dialect, request, {"model": request.model}))
 
-    def decoder(self, request: Generate) -> StreamReader:
+    def decoder(self, request: Generate) -> StreamDecoder:
         """A reader for the streamed answer to `request`."""
         return StreamReader(self._dialect, request)
 
@@ -70,11 +72,7 @@ class OpenAIClient:
         """None if the client's own body is sent."""
         if same_dialect(self._dialect, request):
             return ()
-        sent = self._dialect.remote.remote_fields
-        places = left_out(request, (*sent, *PLACES))
-        # A word that is not known here, in a field that is sent: the server knows it, or refuses it.
-        words = {part.param for part in request.unread if part.feature in sent} if isinstance(request, Generate) else ()
-        return tuple(place for place in places if place not in words) if words else places
+        return unsent(request, (*self._dialect.remote.remote_fields, *PLACES))
 
     @property
     def relayed(self) -> frozenset[tuple[str, str]]:
@@ -88,3 +86,13 @@ class OpenAIClient:
     def error(self, reply: Reply) -> GatewayError:
         """The error that a reply with an error status stands for."""
         return remote_failure(reply)
+
+
+def unsent(request: Generate | Embed, sent: Collection[str]) -> tuple[str, ...]:
+    """What of a request that is written anew does not reach the server, which is `sent` these fields and places."""
+    places = left_out(request, sent)
+    if isinstance(request, Embed) or not request.unread:
+        return places
+    # A word that is not known here, in a field that is sent: the server knows it, or refuses it.
+    words = {part.param for part in request.unread if part.feature in sent and part.feature in request.hints}
+    return tuple(place for place in places if place not in words)

@@ -28,7 +28,7 @@ from adapters.openai.relay import RELAY_ROUTES, TOKENS, read_relay
 from adapters.openai.responses import background
 from adapters.openai.responses.answers import ResponseWriter, encode_response, encode_token_count
 from adapters.openai.responses.compact import COMPACT, encode_compaction, read_compaction
-from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_response
+from adapters.openai.responses.decode import COUNT, OPERATION, read_count, read_question, read_response
 from adapters.openai.responses.stored import list_items
 from adapters.openai.routes import (
     conversation_routes,
@@ -44,7 +44,6 @@ from schemas.completion import Completion
 from schemas.errors import GatewayError
 from schemas.ir import ChatPrompt, Embed, Embeddings, Generate, Origin, Request, Tokenize, Tokens
 from schemas.openai import answers, requests
-from schemas.openai.responses import ResponseRequest
 from schemas.openai.tokens import (
     DetokenizedText,
     DetokenizeRequest,
@@ -178,7 +177,7 @@ class OpenAIServer:
         if isinstance(fields, dict) and "name" in call.path:
             fields["model"] = call.path["name"]
         if name in (OPERATION, COUNT):
-            question, extra = read_fields(dialect, fields, ResponseRequest)
+            question, extra = read_question(dialect, fields)
             return (read_count if name == COUNT else read_response)(dialect, question, origin, call, extra)
         if name in TOKENS:
             return (read_tokenize if name == "tokenize" else read_detokenize)(dialect, fields, origin, call)
@@ -209,12 +208,12 @@ class OpenAIServer:
 
     def encode(self, request: Generate, answer: Completion) -> Reply:
         """The whole answer to `request`: a chat, a completion or a response."""
-        # The fast path: only chats and completions are relayed.
+        if _is_response(request):
+            return encode_response(request, answer, int(self._now()))
+        # The fast path: chats and completions are relayed as they came.
         if answer.relayed is not None and request.stored_items is None:
             return Reply(answer.relayed)
         created = int(self._now())
-        if _is_response(request):
-            return encode_response(request, answer, created)
         if request.origin is not None and request.origin.operation == COMPACT:
             return encode_compaction(request, answer, created)
         reply = encode_answer(self._dialect, request, answer, created)

@@ -35,13 +35,15 @@ _USUAL_ANSWER = 256
 
 
 class Spoken(NamedTuple):
-    """A protocol that a server speaks: its client codec, the path below the URL where it does, and the model's name
-    in requests where none is configured (None: the endpoint's own).
+    """A protocol that a server speaks: its client codec, the path below the URL where it does, the model's name in
+    requests where none is configured (None: the endpoint's own), and the clients' operations that go through it (all,
+    if it names none).
     """
 
     codec: ClientCodec
     prefix: str = ""
     model: str | None = None
+    operations: frozenset[str] = frozenset()
 
 
 def addressed(outbound: Outbound, request: Generate | Embed | Relay, prefix: str = "") -> Outbound:
@@ -60,7 +62,9 @@ def encoded(codecs: Sequence[Spoken], request: Generate) -> tuple[ClientCodec, O
         schemas.errors.UnsupportedFeature: none can; the first one's refusal.
     """
     refusal: UnsupportedFeature | None = None
-    for codec, prefix, model in codecs:
+    for codec, prefix, model, operations in codecs:
+        if operations and (request.origin is None or request.origin.operation not in operations):
+            continue
         unnamed = model is not None and not request.model_given
         try:
             outbound = codec.encode(replace(request, model=model) if unnamed else request)

@@ -328,7 +328,7 @@ class RemoteBackend:
         A conversation that may be shortened is: to the model's context length, if that is known, and then turn by turn,
         as long as the server says that it is too long.
         """
-        refusal: ContextLengthExceeded | None = None
+        refusal, sent = None, b""
         # Most requests have one form, which most servers take as it is: nothing is awaited for these.
         forms: Iterable[Generate] = (request,)
         if request.overflow == "drop_turns" and self._shortening is not None:
@@ -336,8 +336,10 @@ class RemoteBackend:
         as_it_is = self._chat is None and self._options.raw_text != "as_chat"
         for form in forms:
             taken = form if as_it_is else await self._as_taken(form)
-            # Encoded once: all attempts send the same bytes.
-            codec, outbound = self._encode(taken)
+            codec, outbound = self._encode(taken)  # once: all attempts send the same bytes
+            if outbound.body == sent:
+                break  # a body that is relayed does not get shorter
+            sent = outbound.body
             try:
                 open = partial(self._started.open, codec, taken, outbound, deadline)
                 opened = await self._retrier.run(open, deadline)
@@ -345,8 +347,7 @@ class RemoteBackend:
                 refusal = error
                 continue
             # No reader where the server parses its answers, or where they are text and nothing else.
-            reader = self._chat.reader(request, taken) if self._chat is not None else None
-            return opened, reader
+            return opened, self._chat.reader(request, taken) if self._chat is not None else None
         assert refusal is not None
         raise refusal
 

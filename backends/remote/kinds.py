@@ -43,7 +43,7 @@ class RemoteProtocol:
     """One protocol that a server speaks, and the path below the server's URL where it does.
 
     `model`: what requests name if no name is configured; None: the endpoint's own name. `over_rpc`: the server speaks
-    the protocol over gRPC.
+    the protocol over gRPC. `operations`: those of clients (`adapters.base.Route.name`) that go through it; none: all.
     """
 
     adapter: Adapter | RemoteAdapter
@@ -51,6 +51,7 @@ class RemoteProtocol:
     prefix: str = ""
     model: str | None = None
     over_rpc: bool = False
+    operations: frozenset[str] = frozenset()
 
     def codec(self) -> ClientCodec:
         """The client codec of the protocol in this dialect."""
@@ -105,7 +106,10 @@ class Kind:
         """
         if self.over_rpc and not is_installed():
             raise msgspec.ValidationError(MISSING.format("grpc"))
-        codecs = [Spoken(protocol.codec(), protocol.prefix, protocol.model) for protocol in self.protocols]
+        codecs = [
+            Spoken(protocol.codec(), protocol.prefix, protocol.model, protocol.operations)
+            for protocol in self.protocols
+        ]
         embedder = codecs[0].codec if self.embeddings else None  # the first protocol, without a prefix
         assert embedder is None or isinstance(embedder, EmbeddingCodec)
         relay = codecs[0].codec
@@ -229,6 +233,18 @@ _GEMINI = frozenset(
 )
 
 
+# One conversation for each request, and neither raw text nor most parameters of sampling.
+_RESPONSES = frozenset(
+    {
+        Feature.CHAT,
+        Feature.TOOLS,
+        Feature.IMAGES,
+        Feature.GRAMMAR,
+        Feature.LOGPROBS,
+        Feature.TOP_LOGPROBS,
+        Feature.TRUNCATION,
+    }
+)
 # Log-probabilities are those of pieces of text, not of tokens.
 _COHERE = frozenset({Feature.CHAT, Feature.TOOLS, Feature.IMAGES, Feature.GRAMMAR, Feature.TRUNCATION})
 
@@ -247,6 +263,25 @@ _MINDIE_LENGTHS = Telling("/info", of_listing("max_total_tokens", models="models
 
 openai = Kind(
     (RemoteProtocol(_openai.ADAPTER, "openai"),), _OPENAI, "/models", embeddings=True, telling=_OPENAI_LENGTHS
+)
+# Whoever speaks the API is answered by it; all others are better off with their own fields in chats.
+openai_responses = Kind(
+    (
+        RemoteProtocol(_openai.RESPONSES, "openai", operations=_openai.RESPONSE_ROUTES),
+        RemoteProtocol(_openai.ADAPTER, "openai"),
+    ),
+    _OPENAI,
+    "/models",
+    embeddings=True,
+    telling=_OPENAI_LENGTHS,
+)
+responses = Kind(
+    (RemoteProtocol(_openai.RESPONSES, "openai"),),
+    _RESPONSES,
+    "/models",
+    embeddings=True,
+    raw_text=False,
+    telling=_OPENAI_LENGTHS,
 )
 mindie_openai = Kind((RemoteProtocol(_openai.ADAPTER, "mindie-openai"),), _MINDIE, "/models", telling=_OPENAI_LENGTHS)
 # A TGI serves one model, and takes every other name than "tgi" in a chat for that of a LoRA adapter.

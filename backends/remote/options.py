@@ -15,7 +15,15 @@ from backends.transport import TransportLimits, check_proxy, split_url
 _OF_RAW_TEXT = frozenset({Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF})
 """What servers have for raw text alone."""
 
-_ROUTES = ("/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/messages", "/generate_stream")
+_ROUTES = (
+    "/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    "/v1/models",
+    "/v1/messages",
+    "/v1/responses",
+    "/generate_stream",
+)
 """Whole routes that people write where a server's base is wanted."""
 
 

@@ -184,8 +184,8 @@ class Responder:
             message = f"The endpoint '{request.model}' is for {TEXTLESS[target.task]}, not text."
             raise UnsupportedFeature(message, feature="generate")
         check(request, target.backend.capabilities, request.model)
-        account.ignored = ignored_fields(request, target.backend)
         asked = target.addressed(request)
+        account.ignored = ignored_fields(asked, target.backend)
         if request.keeps_partial and not request.stream and (request.best_of or 1) <= request.n:
             # A remote that is not asked for a stream sends nothing before its end. Its events are for `Fold` then, and
             # not to be relayed.

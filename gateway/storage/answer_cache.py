@@ -127,7 +127,7 @@ class AnswerMemory:
 def _is_repeatable(request: Request) -> bool:
     if isinstance(request, Embed):
         return True
-    if not isinstance(request, Generate) or request.tools or request.stored_items is not None:
+    if not isinstance(request, Generate) or request.tools or request.unread or request.stored_items is not None:
         return False
     sampling = request.sampling
     return sampling.greedy or (sampling.seed is not None and not sampling.seed_drawn)

@@ -161,6 +161,8 @@ class KeyStores:
             await self._keep(Put(record.kind, record.id, record.data, record.entries))
         if record.append is not None:
             await self._keep(record.append)
+        for each in record.also:
+            await self.keep(each)
 
     @property
     def objects(self) -> KeyObjects:

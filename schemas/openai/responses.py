@@ -20,6 +20,7 @@ class Part(msgspec.Struct, frozen=True):
     text: str | None = None
     refusal: str | None = None
     image_url: str | None = None
+    file_id: str | None = None
     detail: str | None = None
 
 

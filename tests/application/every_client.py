@@ -213,6 +213,8 @@ _STREAM_PATHS = {
 UPSTREAMS: dict[str, Body] = {
     "`openai`": {"kind": "openai", "url": "/v1"},
     '`openai`, `raw_text = "as_chat"`': {"kind": "openai", "url": "/v1", "raw_text": "as_chat"},
+    "`openai-responses`": {"kind": "openai-responses", "url": "/v1"},
+    "`responses`": {"kind": "responses", "url": "/v1"},
     "`databricks`": {"kind": "databricks", "url": ""},
     "`anthropic`": {"kind": "anthropic", "url": ""},
     '`anthropic`, `raw_text = "as_chat"`': {"kind": "anthropic", "url": "", "raw_text": "as_chat"},

@@ -65,6 +65,7 @@ WITHOUT_MEANING = {
 OVER = {
     ("messages.name", "anthropic"): "a result follows the call of its function",
     ("messages.name", "anthropic, texts as chats"): "a result follows the call of its function",
+    ("messages.name", "responses"): "a result follows the call of its function",
     ("messages.name", "cohere"): "a result follows the call of its function",
     ("messages.content.source.media_type", "ollama"): "Ollama looks at the image itself",
     ("messages.content.content.source.media_type", "ollama"): "Ollama looks at the image itself",

@@ -6,7 +6,10 @@ Two workers, so that what one has stored the other is asked for.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,6 +17,7 @@ import pydantic
 import pytest
 from openai.types.responses import ResponseStreamEvent
 
+from tests.adapters.openai.remote.responses.scenes import EVERYTHING, response, sse, stream
 from tests.clients.conftest import CAPITAL, Server, serving
 
 pytestmark = pytest.mark.clients
@@ -139,3 +143,69 @@ def test_under_databricks_paths(pair: Server) -> None:
     assert client.responses.retrieve(first.id) == first
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="nobody", input="Hi")
+
+
+class _Scripted(BaseHTTPRequestHandler):
+    """A server of the API with tools of its own. `asked` are the bodies that it has got."""
+
+    asked: list[dict[str, Any]] = []  # noqa: RUF012 - of one server
+
+    def do_GET(self) -> None:
+        self._answer(b'{"data":[{"id":"gpt-5"}]}', "application/json")
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.asked.append(body)
+        known = EVERYTHING[:-1]  # the last item is newer than the client's types
+        if body.get("stream"):
+            self._answer(sse(stream(*known)), "text/event-stream")
+        else:
+            self._answer(json.dumps(response(*known)).encode(), "application/json")
+
+    def _answer(self, data: bytes, media_type: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", media_type)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_tools_of_a_server_of_the_api(tmp_path: Path) -> None:
+    """What a server of the API says reaches its client in the client's own types, and the next turn the server."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Scripted)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = tmp_path / "gateway.toml"
+    backend = f'[backends.far]\nkind = "openai-responses"\nurl = "http://127.0.0.1:{server.server_port}/v1"\n'
+    endpoint = '[endpoints.m]\nserved_entities = [{ name = "e", backend = "far", model = "gpt-5" }]\n'
+    settings.write_text(backend + endpoint)
+    asked: Any = {"model": "m", "input": "Hi", "tools": [{"type": "web_search"}], "reasoning": {"summary": "auto"}}
+    try:
+        with serving(tmp_path / "log", "--config", str(settings)) as url:
+            client = openai.OpenAI(
+                base_url=f"{url}/v1", api_key="unused", max_retries=0, _strict_response_validation=True
+            )
+            whole = client.responses.create(**asked)
+            assert [item.type for item in whole.output] == [item["type"] for item in EVERYTHING[:-1]]
+            assert whole.output[2].content[0].annotations[0].url == "https://a.example"
+            events = list(client.responses.create(**asked, stream=True))
+            for event in events:
+                EVENT.validate_python(event.to_dict(), strict=False)
+            assert "response.custom_tool_call_input.delta" in [event.type for event in events]
+            assert [event.sequence_number for event in events] == list(range(len(events)))
+            with client.responses.stream(**asked) as streamed:
+                final = streamed.get_final_response()
+            assert final.output_text == whole.output_text == "Paris"
+            assert client.responses.retrieve(whole.id) == whole
+            result: Any = {"type": "custom_tool_call_output", "call_id": "call_c", "output": "Done!"}
+            client.responses.create(**asked | {"input": [result]}, previous_response_id=final.id)
+            sent = _Scripted.asked[-1]
+            assert [item["type"] for item in sent["input"][1:-1]] == [item["type"] for item in EVERYTHING[:-1]]
+            assert sent["input"][1]["encrypted_content"] == "gAAAAABo"
+            assert (sent["input"][-1], sent["store"]) == (result, False)
+            assert sent["include"] == ["reasoning.encrypted_content"]
+    finally:
+        server.shutdown()
+        server.server_close()

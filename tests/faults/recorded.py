@@ -20,6 +20,8 @@ from tests.gateway.serving import config, listening
 
 KINDS = {
     "openai": kinds.openai,
+    "openai-responses": kinds.openai_responses,
+    "responses": kinds.responses,
     "mindie-openai": kinds.mindie_openai,
     "tgi": kinds.tgi,
     "tgi-0.9": kinds.tgi_09,
@@ -37,6 +39,8 @@ ANSWERED = [kind for kind in KINDS if kind != "cohere"]
 MOUNTED = {
     "cohere": "/cohere",
     "openai": "/v1",
+    "openai-responses": "/v1",
+    "responses": "/v1",
     "gemini": "/v1beta",
     "mindie": "/mindie",
     "mindie-openai": "/mindie/v1",
@@ -57,7 +61,7 @@ MODEL = "fox"
 
 def request(kind: str, *, stream: bool, id: str = "r") -> Generate:
     """A request that the kind can express, for an answer of about 20 tokens."""
-    chat = kind.endswith("openai") or kind in ("anthropic", "cohere", "gemini")
+    chat = kind.endswith(("openai", "responses")) or kind in ("anthropic", "cohere", "gemini")
     prompt = ChatPrompt((Message("user", "Say it."),)) if chat else TextPrompt("Say it.")
     limit = Stopping(max_new_tokens=100)
     return Generate(id=id, model=MODEL, prompts=(prompt,), stream=stream, sampling=Sampling(), stopping=limit)
@@ -93,8 +97,9 @@ def frames(body: bytes) -> list[bytes]:
 
 
 def is_end(frame: bytes) -> bool:
-    """Whether an event holds a finish reason, in the protocol of any kind."""
-    return re.search(rb'"(?:(?:finish|stop|done)_r|finishR)eason": ?"(?!None")', frame) is not None
+    """Whether an event holds a finish reason, in the protocol of any kind, or is an end itself."""
+    reason = rb'"(?:(?:finish|stop|done)_r|finishR)eason": ?"(?!None")'
+    return re.search(reason + rb'|"type": ?"response\.(?:completed|incomplete)"', frame) is not None
 
 
 @asynccontextmanager

@@ -186,8 +186,9 @@ async def test_bytes_without_events_do_not_renew_the_idle_timeout() -> None:
 
 def decoded(backend: RemoteBackend, kind: str, sent: list[bytes]) -> tuple[Event, ...]:
     """The events that the upstream's bytes decode to."""
-    codec = backend._codecs[0].codec
-    return codec.decoder(request(kind, stream=True)).feed(b"".join(sent))
+    asked = request(kind, stream=True)
+    codec, _ = backend._encode(asked)
+    return codec.decoder(asked).feed(b"".join(sent))
 
 
 async def _free(backend: object) -> None:

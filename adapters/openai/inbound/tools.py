@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import missing, not_one_of, refused, too_long
 from adapters.openai.words import FORMATS, TOOL_CHOICES, unknown_word
-from schemas.errors import InvalidRequest, UnsupportedFeature
+from schemas.errors import InvalidRequest
 from schemas.ir import Grammar, Tool, ToolChoice
 from schemas.openai import requests as wire
 from schemas.openai import responses
@@ -19,24 +19,19 @@ _KNOWN_FORMATS = (*FORMATS, "json", "regex")
 
 
 def read_tools(dialect: Dialect, tools: Sequence[wire.Tool | responses.Tool]) -> tuple[Tool, ...]:
-    """The functions that the model may call, without the tools of a chat that `unread_tools` names.
+    """The functions that the model may call, without the tools that `unread_tools` names.
 
     Raises:
         schemas.errors.InvalidRequest: there are too many, or one is incomplete or has too many properties.
-        schemas.errors.UnsupportedFeature: a tool of a response is not a function.
     """
     limit = dialect.limits.max_tools
     if len(tools) > limit:
         raise too_long("tools", limit, len(tools))
-    return tuple(
-        _tool(dialect, tool, f"tools[{place}]")
-        for place, tool in enumerate(tools)
-        if tool.type == _FUNCTION or not isinstance(tool, wire.Tool)
-    )
+    return tuple(_tool(dialect, tool, f"tools[{place}]") for place, tool in enumerate(tools) if tool.type == _FUNCTION)
 
 
-def unread_tools(tools: Sequence[wire.Tool]) -> tuple[Unread, ...]:
-    """The tools that are no functions (OpenAI's "custom"): only a server that is sent the body can offer them."""
+def unread_tools(tools: Sequence[wire.Tool | responses.Tool]) -> tuple[Unread, ...]:
+    """The tools that are no functions (OpenAI's own): only a server that is sent the body can offer them."""
     return tuple(
         Unread(f"tools[{place}].type", "tools", _unsupported(tool.type))
         for place, tool in enumerate(tools)
@@ -157,8 +152,6 @@ def json_schema_grammar(given: wire.JsonSchema | responses.Format, param: str) -
 
 def _tool(dialect: Dialect, tool: wire.Tool | responses.Tool, param: str) -> Tool:
     """A function. A chat nests its fields under `function`, a response does not."""
-    if tool.type != _FUNCTION:
-        raise UnsupportedFeature(_unsupported(tool.type), feature="tools", param=f"{param}.type")
     function: wire.Function | responses.Tool
     if isinstance(tool, wire.Tool):
         param = f"{param}.function"

@@ -27,6 +27,7 @@ _STATUS_OF_CODE = {
     "rate_limit_exceeded": 429,
     "server_is_overloaded": 503,
     "model_not_found": 404,
+    "invalid_prompt": 400,
     "validation": 422,
     "overloaded": 429,
     "Input Validation Error": 422,

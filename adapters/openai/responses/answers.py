@@ -18,6 +18,7 @@ from adapters.fold import Kind, blocks
 from adapters.formats.sse import guard
 from adapters.openai.inbound.logprobs import chat_logprobs
 from adapters.openai.inbound.stream import STREAM_HEADERS, STREAM_TYPE
+from adapters.openai.responses.relayed import RelayedEvents, relayed_body
 from adapters.openai.responses.response import ended, new_response, record_of
 from adapters.optional import Opening
 from schemas.completion import Choice, Completion
@@ -28,6 +29,7 @@ from schemas.ir import (
     Finished,
     FinishReason,
     Generate,
+    Relayed,
     Started,
     Token,
     Tokens,
@@ -49,16 +51,21 @@ _EVENTS: dict[Kind | None, str] = {
     None: "response.function_call_arguments",
 }
 """The kind of the open block (None: a tool call) -> the prefix of its events' types."""
+_BEGINNINGS = ("response.created", "response.queued")
+_ENDS = ("response.completed", "response.incomplete")
 
 
 def encode_response(request: Generate, answer: Completion, now: int) -> Reply:
     """The whole answer to `request`; `now` is Unix time in seconds."""
+    if answer.relayed is not None:
+        body = relayed_body(request, answer)
+        return Reply(body, record=record_of(request, body))
     choice = answer.choices[0]
     response = new_response(request, answer.model, now, _output(request, choice))
     response = ended(response, choice.reason, answer.usage, now)
     # Encoded once: what is stored is byte for byte what the client got.
     body = _json(response)
-    return Reply(body, record=record_of(request, response, body))
+    return Reply(body, record=record_of(request, body))
 
 
 def encode_token_count(answer: Tokens) -> Reply:
@@ -87,6 +94,7 @@ class ResponseWriter:
         self._sequence_number = 0
         self._output: list[wire.Output] = []  # the items that are complete
         self._blocks = Blocks()
+        self._relayed: RelayedEvents | None = None
         self._reason = FinishReason.EOS
         # Tokens may arrive before their text (half a character), so they wait for the delta that covers them.
         self._unreported: list[Token] = []  # tokens whose log-probabilities no event has reported yet
@@ -101,7 +109,7 @@ class ResponseWriter:
         """The queued response, which a response in the background begins as."""
         queued = msgspec.structs.replace(self._snapshot(), status="queued")
         body = _json(queued)
-        record = record_of(self._request, queued, body)
+        record = record_of(self._request, body)
         assert record is not None  # `decode` refuses what cannot be stored
         events = self._event("response.created", response=queued) + self._event("response.queued", response=queued)
         return Opening(record, self._sequence_number, events, Reply(body))
@@ -110,14 +118,18 @@ class ResponseWriter:
         """The protocol's events for a batch of ours."""
         out: list[bytes] = []
         for event in events:
-            if isinstance(event, Delta):
+            if isinstance(event, Relayed):
+                self._relay(event.data, out)
+            elif self._relayed is not None:
+                continue  # what a relayed event says
+            elif isinstance(event, Delta):
                 self._delta(event, out)
             elif isinstance(event, Started):
                 self._model = event.model
                 # OpenAI sends both, one after the other.
                 response = self._snapshot()
                 if self._request.detached:
-                    self.record = record_of(self._request, response, _json(response))
+                    self.record = record_of(self._request, _json(response))
                 else:
                     out.append(self._event("response.created", response=response))
                 out.append(self._event("response.in_progress", response=response))
@@ -125,17 +137,31 @@ class ResponseWriter:
                 response = ended(self._snapshot(), self._reason, event, int(self._now()))
                 # Set before the bytes of the terminal event are returned: the gateway stores it before it sends them,
                 # so a client that continues the conversation at once finds it.
-                self.record = record_of(self._request, response, _json(response))
+                self.record = record_of(self._request, _json(response))
                 out.append(self._event(f"response.{response.status}", response=response))
         return b"".join(out)
 
     def fail(self, error: GatewayError) -> bytes:
         """The event that ends the stream with an error."""
         failure = wire.Failure(_error_code(error), error.message)
-        response = msgspec.structs.replace(self._snapshot(), status="failed", error=failure)
+        if self._relayed is not None:
+            response: Any = self._relayed.failed(failure)
+        else:
+            response = msgspec.structs.replace(self._snapshot(), status="failed", error=failure)
         if self._request.detached:
-            self.record = record_of(self._request, response, _json(response))
+            self.record = record_of(self._request, _json(response))
         return self._event("response.failed", response=response)
+
+    def _relay(self, data: bytes, out: list[bytes]) -> None:
+        """Write a remote's event."""
+        self._relayed = self._relayed or RelayedEvents(self._request)
+        type, fields = self._relayed.read(data)
+        detached = self._request.detached
+        if "response" in fields and (detached or type in _ENDS):
+            self.record = record_of(self._request, _json(fields["response"]))
+        # Of a response in the background, `open` has written the first ones.
+        if not (detached and type in _BEGINNINGS):
+            out.append(self._write(type, fields | {"sequence_number": self._sequence_number}))
 
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
         if self._request.logprobs:
@@ -207,9 +233,12 @@ class ResponseWriter:
         return new_response(self._request, self._model, self._created, tuple(self._output))
 
     def _event(self, type: str, **fields: Any) -> bytes:
+        return self._write(type, {"type": type, "sequence_number": self._sequence_number} | fields)
+
+    def _write(self, type: str, fields: dict[str, Any]) -> bytes:
         # The sequence number orders events for clients that reconnect; it counts all events from 0.
-        data = guard(_json({"type": type, "sequence_number": self._sequence_number} | fields))
         self._sequence_number += 1
+        data = guard(_json(fields))
         return b"event: %b\ndata: %b\n\n" % (type.encode(), data)
 
 

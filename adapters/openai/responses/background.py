@@ -15,7 +15,7 @@ from adapters.formats.sse import guard
 from adapters.objects import RESPONSE, RUN, CloseRun, Delete, EndRun, FindRun, Follow, Get, RunState, Steps
 from adapters.openai.inbound.checks import refused
 from adapters.openai.inbound.stream import STREAM_HEADERS, STREAM_TYPE
-from adapters.openai.responses.stored import StoredResponse, not_found
+from adapters.openai.responses.stored import StoredResponse, names_response, not_found
 from schemas.errors import InvalidRequest
 from schemas.openai import responses as wire
 
@@ -26,7 +26,7 @@ _LOST = wire.Failure("server_error", "The server stopped while it generated this
 class _Fields(msgspec.Struct, frozen=True):
     """The fields of a stored response that show what may be done with it."""
 
-    status: str
+    status: str | None = None
     background: bool = False
 
 
@@ -109,7 +109,7 @@ def _in_progress(stored: StoredResponse) -> bytes:
 
 
 def _load(id: str) -> Steps[StoredResponse]:
-    data = yield Get(RESPONSE, id)
+    data = (yield Get(RESPONSE, id)) if names_response(id) else None
     if not isinstance(data, bytes):
         raise not_found(id)
     return msgspec.json.decode(data, type=StoredResponse)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from adapters.base import Call
 from adapters.dialect import Bound
 from adapters.openai.dialects import PENALTIES, Dialect
-from adapters.openai.inbound.checks import check_bound, empty, not_one_of, refused
-from adapters.openai.inbound.decode import read_model
-from adapters.openai.inbound.tools import choice_of_keyword, choice_of_names, json_schema_grammar, read_tools
-from adapters.openai.responses.items import append, read_message
+from adapters.openai.inbound.checks import check_bound, empty, missing, refused
+from adapters.openai.inbound.decode import read_fields, read_model
+from adapters.openai.inbound.tools import (
+    choice_of_keyword,
+    choice_of_names,
+    json_schema_grammar,
+    read_tools,
+    unread_tools,
+)
+from adapters.openai.responses.items import ITEMS, append, read_message, without_foreign_fields
 from adapters.openai.responses.stored import (
     REFERENCE,
     Items,
@@ -20,9 +28,10 @@ from adapters.openai.responses.stored import (
     input_items,
     no_conversation,
     referenced_item,
+    whole_conversation,
 )
 from adapters.openai.stored.pages import check_metadata
-from adapters.openai.words import unknown_words
+from adapters.openai.words import TOOL_CHOICES, unknown_word, unknown_words
 from adapters.unknown_fields import Unknown
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
@@ -58,9 +67,12 @@ _BOUNDS = (
 )
 _TRUNCATIONS = ("auto", "disabled")
 _SUMMARIES = ("auto", "concise", "detailed")
+_FORMATS = ("text", "json_schema", "json_object")
+_CHOICES = ("function", "allowed_tools")
 _UNSUPPORTED_FIELDS = ("prompt", "moderation", "context_management")
 LOGPROBS = "message.output_text.logprobs"
-INCLUDABLE = ("reasoning.encrypted_content", LOGPROBS)
+ENCRYPTED = "reasoning.encrypted_content"
+INCLUDABLE = (ENCRYPTED, LOGPROBS)
 _INCLUDES = (
     "file_search_call.results",
     "web_search_call.results",
@@ -71,6 +83,19 @@ _INCLUDES = (
     *INCLUDABLE,
 )
 """All that OpenAI's answers may include: mostly results of its own tools."""
+
+
+def read_question(dialect: Dialect, fields: Any) -> tuple[wire.ResponseRequest, Unknown]:
+    """The body of a request, and its unknown fields. Items and tools of types that are not known may have any fields.
+
+    Raises:
+        schemas.errors.RequestError: a field is wrong, or unknown where the dialect is strict.
+    """
+    if isinstance(fields, dict):
+        lists = {name: given for name in ("input", "tools") if isinstance(given := fields.get(name), list)}
+        known = {"input": ITEMS, "tools": ("function",)}
+        fields = fields | {name: without_foreign_fields(given, known[name]) for name, given in lists.items()}
+    return read_fields(dialect, fields, wire.ResponseRequest)
 
 
 def read_response(
@@ -89,18 +114,21 @@ def read_response(
         schemas.errors.RequestError: a field is wrong (`param` names it), or a stored response is not found.
     """
     _check(given)
+    unread = [*unread_tools(given.tools or ()), *_unread(given)]
     tools = read_tools(dialect, given.tools or ())
+    others = len(tools) < len(given.tools or ())
     if given.background:
         _check_background(given, call)
     # After the checks that need no storage.
     before = _items_before(given, call)
     added = _added_items(given, origin, call)
+    prompt = _messages(given, before, call, unread)
     # `top_logprobs` alone does not ask for them: the items have log-probabilities only if they are included.
     logprobs = LOGPROBS in (given.include or ())
     return Generate(
         id=call.id,
         model=read_model(dialect, given.model, call),
-        prompts=(_messages(given, msgspec.convert(before, tuple[wire.Item, ...]), call),),
+        prompts=(prompt,),
         sampling=_sampling(given),
         stopping=Stopping(max_new_tokens=given.max_output_tokens),
         stream=bool(given.stream),
@@ -113,7 +141,7 @@ def read_response(
         logprobs=logprobs,
         top_logprobs=(given.top_logprobs or 0) if logprobs else 0,
         tools=tools,
-        tool_choice=_tool_choice(given.tool_choice, tools),
+        tool_choice=_tool_choice(given.tool_choice, tools, others=others),
         parallel_tool_calls=given.parallel_tool_calls,
         grammar=_grammar(given.text),
         user=given.safety_identifier or given.user,
@@ -121,9 +149,9 @@ def read_response(
         prompt_cache_key=given.prompt_cache_key,
         hints=_hints(given),
         extra=extra,
-        unread=_unknown_words(given),
+        unread=tuple(unread),
         unknown=(*extra.paths, *_without_effect(given)),
-        origin=origin,
+        origin=_with_items(origin, given, before, call),
     )
 
 
@@ -144,7 +172,7 @@ def read_count(dialect: Dialect, given: wire.ResponseRequest, origin: Origin, ca
         # All of the conversation is counted, though some of it may be left out for an answer.
         unread=request.unread,
         unknown=(*request.unknown, *(("truncation",) if request.overflow == "drop_turns" else ())),
-        origin=origin,
+        origin=request.origin,
     )
 
 
@@ -165,7 +193,7 @@ def _without_effect(given: wire.ResponseRequest) -> tuple[str, ...]:
     # Reasoning of earlier turns is not sent to a model again.
     thought = next((place for place, item in enumerate(items) if item.type == "reasoning"), None)
     asked = (
-        ("include", "reasoning.encrypted_content" in (given.include or ())),
+        ("include", ENCRYPTED in (given.include or ())),
         ("reasoning.summary", given.reasoning is not None and given.reasoning.summary is not None),
         ("stream_options.include_obfuscation", bool(options.get("include_obfuscation"))),
         ("text.format.description", bool(given.text and given.text.format and given.text.format.description)),
@@ -187,15 +215,34 @@ def _hints(given: wire.ResponseRequest) -> dict[str, Any]:
     return {name: value for name, value in hints.items() if value is not None}
 
 
-def _unknown_words(given: wire.ResponseRequest) -> tuple[Unread, ...]:
-    """The words that are not known here: a server that is sent them may know them."""
-    return unknown_words(
+def _unread(given: wire.ResponseRequest) -> Iterator[Unread]:
+    """What a server that is sent the body may know, and nobody else."""
+    reasoning, text, choice = given.reasoning or wire.Reasoning(), given.text or wire.Text(), given.tool_choice
+    yield from unknown_words(
         (
-            ("reasoning.effort", "reasoning_effort", given.reasoning.effort if given.reasoning is not None else None),
-            ("text.verbosity", "verbosity", given.text.verbosity if given.text is not None else None),
+            ("reasoning.effort", "reasoning_effort", reasoning.effort),
+            ("text.verbosity", "verbosity", text.verbosity),
             ("service_tier", "service_tier", given.service_tier),
         )
     )
+    words = [
+        ("reasoning.summary", "reasoning_summary", reasoning.summary, _SUMMARIES),
+        ("truncation", "truncation", given.truncation, _TRUNCATIONS),
+        ("text.format.type", "grammar", text.format.type if text.format is not None else None, _FORMATS),
+        ("tool_choice", "tools", choice, TOOL_CHOICES)
+        if isinstance(choice, str)
+        else ("tool_choice.type", "tools", choice.type if choice is not None else None, _CHOICES),
+        *((f"include[{place}]", "include", name, _INCLUDES) for place, name in enumerate(given.include or ())),
+    ]
+    for param, feature, word, known in words:
+        if word is not None and word not in known:
+            yield unknown_word(param, feature, word, known)
+    for name in given.include or ():
+        if name in _INCLUDES and name not in INCLUDABLE:
+            yield Unread("include", "include", f"'{name}' cannot be included.")
+    for field in _UNSUPPORTED_FIELDS:
+        if getattr(given, field):
+            yield Unread(field, field, f"The '{field}' parameter is not supported.")
 
 
 def _check_background(given: wire.ResponseRequest, call: Call) -> None:
@@ -254,31 +301,21 @@ def _check(given: wire.ResponseRequest) -> None:
             param="conversation",
             code="mutually_exclusive_parameters",
         )
-    for field in _UNSUPPORTED_FIELDS:
-        if getattr(given, field):
-            message = f"The '{field}' parameter is not supported."
-            raise UnsupportedFeature(message, feature=field, param=field)
     check_metadata(given.metadata)
-    if given.truncation not in (None, *_TRUNCATIONS):
-        raise not_one_of("truncation", given.truncation, _TRUNCATIONS)
-    if given.reasoning is not None and given.reasoning.summary not in (None, *_SUMMARIES):
-        raise not_one_of("reasoning.summary", given.reasoning.summary, _SUMMARIES)
-    for place, name in enumerate(given.include or ()):
-        if name not in _INCLUDES:
-            raise not_one_of(f"include[{place}]", name, _INCLUDES)
-        if name not in INCLUDABLE:
-            raise UnsupportedFeature(f"'{name}' cannot be included.", feature="include", param="include")
 
 
-def _messages(given: wire.ResponseRequest, before: tuple[wire.Item, ...], call: Call) -> ChatPrompt:
-    """The messages: the instructions of this request alone, the items `before` it, and its input."""
+def _messages(given: wire.ResponseRequest, before: Items, call: Call, unread: list[Unread]) -> ChatPrompt:
+    """The messages: the instructions of this request alone, the items `before` it, and its input.
+
+    Items that the IR cannot express are added to `unread`.
+    """
     messages: list[Message] = []
     # OpenAI's reference: with `previous_response_id` "the instructions from a previous response will not be carried
     # over".
     if given.instructions:
         messages.append(Message("system", given.instructions))
-    for item in before:
-        append(messages, read_message(item, "previous_response_id"))
+    for stored in before:
+        _append_stored(messages, stored, "previous_response_id", unread)
     if isinstance(given.input, str):
         # A plain text stands for one user message.
         messages.append(Message("user", given.input))
@@ -287,28 +324,57 @@ def _messages(given: wire.ResponseRequest, before: tuple[wire.Item, ...], call: 
         raise empty("input")
     for place, item in enumerate(given.input):
         # A reference (the AI SDK sends them for stored items) stands for the item that it names.
-        resolved = msgspec.convert(referenced_item(call, item.id or ""), wire.Item) if item.type == REFERENCE else item
-        append(messages, read_message(resolved, f"input[{place}]"))
+        if item.type == REFERENCE:
+            _append_stored(messages, referenced_item(call, item.id or ""), f"input[{place}]", unread)
+        else:
+            _append(messages, item, f"input[{place}]", unread)
     return ChatPrompt(tuple(messages))
 
 
-def _tool_choice(given: str | wire.Choice | None, tools: tuple[Tool, ...]) -> ToolChoice | None:
-    if given is None:
+def _append(messages: list[Message], item: wire.Item, param: str, unread: list[Unread]) -> None:
+    try:
+        append(messages, read_message(item, param))
+    except UnsupportedFeature as error:
+        unread.append(Unread(error.param or param, error.feature, error.message, error.code))
+
+
+def _append_stored(messages: list[Message], item: dict[str, Any], param: str, unread: list[Unread]) -> None:
+    [known] = without_foreign_fields([item])
+    try:
+        read = msgspec.convert(known, wire.Item)
+    except msgspec.ValidationError:  # a server's own form of it
+        refusal = f"An item of type '{item.get('type')}' that another server made cannot be read here."
+        unread.append(Unread(param, "items", refusal))
+    else:
+        _append(messages, read, param, unread)
+
+
+def _with_items(origin: Origin, given: wire.ResponseRequest, before: Items, call: Call) -> Origin:
+    """The origin with all items of the conversation, if the body has some of them by their names alone."""
+    refers = not isinstance(given.input, str) and any(item.type == REFERENCE for item in given.input)
+    if not (before or refers):
+        return origin
+    return replace(origin, items=whole_conversation(call, before, msgspec.json.decode(origin.body)["input"]))
+
+
+def _tool_choice(given: str | wire.Choice | None, tools: tuple[Tool, ...], *, others: bool) -> ToolChoice | None:
+    """The choice; with `others` beside the functions, it is the business of a server that is sent the body."""
+    if given is None or (given if isinstance(given, str) else given.type) not in (*TOOL_CHOICES, *_CHOICES):
         return None
+    if others:
+        return ToolChoice("auto")
     if isinstance(given, str):
         return choice_of_keyword(given, tools)
-    if given.type == "function" and given.name is not None:
+    if given.type == "function":
+        if given.name is None:
+            raise missing("tool_choice.name")
         return choice_of_names("function", (given.name,), None, tools)
-    if given.type == "allowed_tools":
-        return choice_of_names("allowed_tools", tuple(tool.name or "" for tool in given.tools), given.mode, tools)
-    raise not_one_of("tool_choice.type", given.type, ("function", "allowed_tools"))
+    return choice_of_names("allowed_tools", tuple(tool.name or "" for tool in given.tools), given.mode, tools)
 
 
 def _grammar(text: wire.Text | None) -> Grammar | None:
-    if text is None or text.format is None or text.format.type == "text":
+    if text is None or text.format is None or text.format.type not in ("json_object", "json_schema"):
         return None
     if text.format.type == "json_object":
         return Grammar("json_object")
-    if text.format.type != "json_schema":
-        raise not_one_of("text.format.type", text.format.type, ("text", "json_schema", "json_object"))
     return json_schema_grammar(text.format, "text.format")

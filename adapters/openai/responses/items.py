@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from adapters.calls import read_signature
 from adapters.openai.inbound.checks import missing, not_one_of
 from adapters.openai.inbound.parts import image_part
-from adapters.openai.responses.summary import read_summary
+from adapters.openai.responses.stored import REFERENCE, Items
+from adapters.openai.responses.summary import INTRODUCTION, read_summary
 from schemas.errors import UnsupportedFeature
 from schemas.ir import Message, Part, TextPart, ToolCall
 from schemas.openai import responses as wire
 
 _ROLES = ("system", "developer", "user", "assistant")
+ITEMS = ("message", "function_call", "function_call_output", "reasoning", "compaction", REFERENCE)
+"""The types of items that have a form in the IR, or that stand for such items."""
+
+
+def without_foreign_fields(items: Items, known: Collection[str] = ITEMS) -> Items:
+    """The items, those of types that are not known here without their fields, which may be of any form."""
+    return [
+        item if not isinstance(item, dict) or item.get("type") in (None, *known) else {"type": item["type"]}
+        for item in items
+    ]
 
 
 def append(messages: list[Message], message: Message | None) -> None:
@@ -48,7 +61,7 @@ def read_message(item: wire.Item, param: str) -> Message | None:
     if item.type == "reasoning":
         return None
     if item.type == "compaction" and (summary := read_summary(item.encrypted_content)) is not None:
-        return Message("assistant", f"Summary of the conversation so far:\n\n{summary}")
+        return Message("assistant", INTRODUCTION + summary)
     message = f"Items of type '{item.type}' are not supported."
     raise UnsupportedFeature(message, feature=item.type, param=f"{param}.type")
 
@@ -61,6 +74,9 @@ def _content(content: str | tuple[wire.Part, ...], param: str) -> str | tuple[Pa
 
 def _part(part: wire.Part, param: str) -> Part:
     if part.type == "input_image":
+        if part.file_id is not None:
+            message = "Images of files are not supported: send 'image_url'."
+            raise UnsupportedFeature(message, feature="images", param=f"{param}.file_id")
         if part.image_url is None:
             raise missing(f"{param}.image_url")
         return image_part(part.image_url, part.detail)

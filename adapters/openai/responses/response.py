@@ -8,7 +8,7 @@ import msgspec
 
 from adapters.base import Record
 from adapters.objects import Append
-from adapters.openai.responses.stored import CONVERSATION, entries_of, make_record
+from adapters.openai.responses.stored import CONVERSATION, Items, entries_of, make_record, places_of
 from schemas.ir import FinishReason, Generate, Usage
 from schemas.openai import responses as wire
 
@@ -38,16 +38,41 @@ class _RepeatedFields(msgspec.Struct, frozen=True):
     user: str | None = None
 
 
+class _Ended(msgspec.Struct, frozen=True):
+    """The fields of a response that decide what is stored."""
+
+    id: str
+    # What a remote sends may lack both.
+    status: str | None = None
+    output: Items | None = None
+
+
+def own_fields(request: Generate) -> dict[str, Any]:
+    """The fields of a response that are the gateway's, whoever answers: what it is stored as."""
+    return _own_fields(request, _asked(request))
+
+
+def _asked(request: Generate) -> _RepeatedFields:
+    return msgspec.json.decode(request.origin.body if request.origin else b"{}", type=_RepeatedFields)
+
+
+def _own_fields(request: Generate, asked: _RepeatedFields) -> dict[str, Any]:
+    return {
+        "id": f"resp_{request.id}",
+        "background": request.detached,
+        "conversation": wire.ConversationName(request.conversation.id) if request.conversation is not None else None,
+        "previous_response_id": asked.previous_response_id,
+        "store": request.stored_items is not None,
+    }
+
+
 def new_response(request: Generate, model: str, created: int, output: tuple[wire.Output, ...] = ()) -> wire.Response:
     """A response in progress; `created` is Unix time in seconds."""
-    asked = msgspec.json.decode(request.origin.body if request.origin else b"{}", type=_RepeatedFields)
-    sampling = request.sampling
+    asked, sampling = _asked(request), request.sampling
     return wire.Response(
-        id=f"resp_{request.id}",
+        **_own_fields(request, asked),
         created_at=created,
         status="in_progress",
-        background=request.detached,
-        conversation=wire.ConversationName(request.conversation.id) if request.conversation is not None else None,
         instructions=asked.instructions,
         max_output_tokens=request.stopping.max_new_tokens,
         max_tool_calls=asked.max_tool_calls,
@@ -57,12 +82,10 @@ def new_response(request: Generate, model: str, created: int, output: tuple[wire
         parallel_tool_calls=request.parallel_tool_calls is not False,
         presence_penalty=sampling.presence_penalty or 0.0,
         frequency_penalty=sampling.frequency_penalty or 0.0,
-        previous_response_id=asked.previous_response_id,
         prompt_cache_key=asked.prompt_cache_key,
         reasoning=wire.Reasoning(request.hints.get("reasoning_effort")),
         safety_identifier=asked.safety_identifier,
         service_tier="default",
-        store=request.stored_items is not None,
         temperature=1.0 if sampling.temperature is None else sampling.temperature,
         text=_raw_or(asked.text, b'{"format":{"type":"text"}}'),
         tool_choice=asked.tool_choice or "auto",
@@ -90,16 +113,20 @@ def ended(response: wire.Response, reason: FinishReason, usage: Usage, now: int)
     )
 
 
-def record_of(request: Generate, response: wire.Response, body: bytes) -> Record | None:
+def record_of(request: Generate, body: bytes) -> Record | None:
     """What to store of a response, and of its conversation; None if the client or the gateway stores nothing."""
-    append = None
+    if request.stored_items is None and request.conversation is None:
+        return None
+    response, append = msgspec.json.decode(body, type=_Ended), None
+    output = response.output or []
     if (conversation := request.conversation) is not None and response.status in _ANSWERED:
         # All that is new in the conversation: the input of this turn and the answer.
-        items = [*msgspec.json.decode(conversation.items), *msgspec.to_builtins(response.output)]
+        items = [*msgspec.json.decode(conversation.items), *output]
         append = Append(CONVERSATION, conversation.id, entries_of(items))
     if request.stored_items is None:
         return None if append is None else Record(response.id, None, append=append)
-    return msgspec.structs.replace(make_record(response.id, body, request.stored_items), append=append)
+    record = make_record(response.id, body, request.stored_items)
+    return msgspec.structs.replace(record, append=append, also=places_of(response.id, output))
 
 
 def _tool(given: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,12 @@ _ID_PREFIXES = {
     "reasoning": "rs",
     "compaction": "cmp",
 }
+_OWN_ID = re.compile(r"[a-z]+_([^_]+)_(?:in)?[0-9]+")
+"""An item's id that was made here: msg_<request>_<place>, and with `in` where it is one of the request's input."""
+_PLACE = "item/"
+"""Stands before an item's id in the name of the record of where it is."""
+_RESPONSE = "resp_"
+"""Stands before a request's id in the id of its response."""
 _MAX_LIMIT, _DEFAULT_LIMIT = 100, 20
 
 
@@ -44,7 +50,7 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class _Output(msgspec.Struct, frozen=True):
-    output: Items = []
+    output: Items | None = None
 
 
 def entries_of(items: Iterable[dict[str, Any]]) -> tuple[Entry, ...]:
@@ -75,6 +81,34 @@ def conversation_items(call: Call, previous: str | None) -> Items:
     return _all_items(stored)
 
 
+def whole_conversation(call: Call, before: Items, given: Any) -> bytes:
+    """The JSON of the items `before` and of a request's `input` as its body has it, references resolved.
+
+    Raises:
+        schemas.errors.ObjectNotFound: a referenced item is not stored (any more).
+    """
+    added = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    resolved = [referenced_item(call, item.get("id") or "") if _is_reference(item) else item for item in added]
+    return msgspec.json.encode(before + resolved)
+
+
+def names_response(id: str) -> bool:
+    """Whether an id is that of a response: other records are stored beside them."""
+    return id.startswith(_RESPONSE)
+
+
+def is_own(id: object) -> bool:
+    """Whether an item's id was made here."""
+    return isinstance(id, str) and bool(_response_of(id))
+
+
+def places_of(response: str, items: Items) -> tuple[Record, ...]:
+    """Records by which `referenced_item` finds the items of a response whose ids do not lead to it."""
+    data = msgspec.json.encode(response)
+    ids = [item["id"] for item in items if isinstance(item.get("id"), str)]
+    return tuple(Record(_PLACE + id, data) for id in ids if _response_of(id) != response)
+
+
 def no_conversation(id: str) -> ObjectNotFound:
     """The error for a conversation that the key does not have."""
     return ObjectNotFound(f"Conversation with id '{id}' not found.")
@@ -86,9 +120,10 @@ def referenced_item(call: Call, id: str) -> dict[str, Any]:
     Raises:
         schemas.errors.ObjectNotFound: the item is not stored (any more).
     """
-    # No index of items: the item's id leads to its response, at the cost of one look-up.
-    request_id = id.partition("_")[2].rpartition("_")[0]  # an item's id contains its request's: msg_<request>_<place>
-    stored = _load(call, f"resp_{request_id}")
+    # An id that was made here leads to its response; of all others there is a record of where they are.
+    stored = _load(call, _response_of(id))
+    if stored is None and call.records is not None and (place := call.records.get(_PLACE + id)) is not None:
+        stored = _load(call, msgspec.json.decode(place, type=str))
     if stored is not None:
         for item in _all_items(stored):
             if item["id"] == id:
@@ -105,9 +140,7 @@ def input_items(call: Call, given: Any) -> Items:
     """
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     return [
-        referenced_item(call, item.get("id") or "")
-        if item.get("type") == REFERENCE
-        else normalized(item, f"{call.id}_in{place}")
+        referenced_item(call, item.get("id") or "") if _is_reference(item) else normalized(item, f"{call.id}_in{place}")
         for place, item in enumerate(items)
     ]
 
@@ -115,7 +148,9 @@ def input_items(call: Call, given: Any) -> Items:
 def normalized(item: dict[str, Any], id: str) -> dict[str, Any]:
     """The item as it is stored: with type, id and status, and the text of a message as a list of content parts."""
     kind = item.get("type") or "message"
-    fields = {"type": kind, "id": f"{_ID_PREFIXES.get(kind, 'item')}_{id}", "status": "completed"}
+    fields = {"type": kind, "id": f"{_ID_PREFIXES.get(kind, 'item')}_{id}"}
+    # Items of other types may have no status.
+    fields |= {"status": "completed"} if kind in _ID_PREFIXES else {}
     # The client's own fields, an id among them, overwrite the defaults.
     fields |= {name: value for name, value in item.items() if value is not None}
     if kind == "message" and isinstance(fields.get("content"), str):
@@ -156,14 +191,24 @@ def list_items(call: Call) -> Reply:
     return Reply(msgspec.json.encode(answer))
 
 
+def _response_of(id: str) -> str:
+    """The id of the response that an item's id leads to, if it was made here; "": it was not."""
+    own = _OWN_ID.fullmatch(id)
+    return "" if own is None else _RESPONSE + own[1]
+
+
+def _is_reference(item: dict[str, Any]) -> bool:
+    return item.get("type") == REFERENCE
+
+
 def _all_items(stored: StoredResponse) -> Items:
     """The items of the conversation and of the response itself."""
     items: Items = msgspec.json.decode(stored.items)
-    return items + msgspec.json.decode(stored.response, type=_Output).output
+    return items + (msgspec.json.decode(stored.response, type=_Output).output or [])
 
 
 def _load(call: Call, id: str) -> StoredResponse | None:
-    data = call.records.get(id) if call.records is not None else None
+    data = call.records.get(id) if call.records is not None and names_response(id) else None
     return None if data is None else msgspec.json.decode(data, type=StoredResponse)
 
 

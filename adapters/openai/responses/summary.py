@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 
+INTRODUCTION = "Summary of the conversation so far:\n\n"
+"""Stands before a summary, where a model reads it."""
+
 _MARK = "interlingua-1."
 
 

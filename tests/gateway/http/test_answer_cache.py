@@ -23,6 +23,7 @@ from gateway.storage import answer_cache, decoded_requests
 from gateway.storage.answer_cache import AnswerCache, AnswerMemory, CachedAnswer
 from schemas.catalog import Catalog
 from schemas.ir import Generate, Origin, Sampling, TextPrompt
+from schemas.origin import Unread
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 GREEDY = {"temperature": 0}
@@ -263,7 +264,8 @@ def test_names_differ_by_all_that_an_answer_depends_on() -> None:
     assert cache.name_of(replace(request, id="2"), "key") == cache.name_of(request, "key")
     assert cache.name_of(request, "other") != cache.name_of(request, "key")
     assert shared.name_of(request, "other") == shared.name_of(request, "key")
-    for change in ({"stored_items": b"[]"}, {"origin": None}, {"sampling": Sampling(temperature=0.5)}):
+    searches = {"unread": (Unread("tools[0].type", "tools", "no"),)}
+    for change in ({"stored_items": b"[]"}, {"origin": None}, {"sampling": Sampling(temperature=0.5)}, searches):
         assert cache.name_of(replace(request, **change), "key") is None
 
 

@@ -10,6 +10,9 @@ from msgspec.structs import replace
 
 from adapters.fold import fold
 from adapters.objects import Delete, Get
+from adapters.openai import RESPONSES
+from backends.base import ignored_fields
+from backends.scripted import ScriptedBackend
 from schemas.errors import BackendFailed, InvalidRequest, RouteNotFound, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
@@ -35,7 +38,7 @@ from schemas.ir import (
     TopToken,
     Usage,
 )
-from tests.adapters.openai.scenes import ROUTES, call, server
+from tests.adapters.openai.scenes import ROUTES, call, client, server
 
 WEATHER = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": True}
 EVENTS: Events = (
@@ -152,25 +155,61 @@ def test_items() -> None:
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name"),
-        ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"temperature": 3}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
-        ({"truncation": "middle"}, "truncation"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice.name"),
+        ({"tools": [{"name": "f"}]}, "tools[0].type"),
+        ({"tools": [{"type": None}]}, "tools[0].type"),
+        ({"tools": ["f"]}, "tools[0]"),
+        ({"input": [{"type": ["a"]}]}, "input[0].type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
     ],
 )
 def test_refusals_name_their_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as raised:
         ask(**fields)
     assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [{"type": "web_search_call", "id": "w", "arguments": 1}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input[0].content[0].type"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]},
+            "input[0].content[0].file_id",
+        ),
+        ({"truncation": "middle"}, "truncation"),
+        ({"tools": [WEATHER, {"type": "web_search", "parameters": []}]}, "tools[1].type"),
+        ({"tool_choice": "sometimes"}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"include": ["web_search_call.results"]}, "include"),
+        ({"include": ["lots"]}, "include[0]"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"reasoning": {"summary": "lots"}}, "reasoning.summary"),
+    ],
+)
+def test_what_only_a_server_of_the_api_may_know_is_refused_by_all_others(fields: dict[str, Any], param: str) -> None:
+    request = ask(**fields)
+    with pytest.raises(UnsupportedFeature) as refused:
+        ignored_fields(request, ScriptedBackend("s"))
+    assert refused.value.param == param
+    # A server of chats is not sent the body.
+    assert param in client("openai").ignored(request)
+    assert RESPONSES.client(RESPONSES.dialects["openai"]).ignored(request) == ()
+
+
+def test_a_choice_beside_other_tools_is_the_servers_business() -> None:
+    tools = [WEATHER, {"type": "web_search"}]
+    for choice in ("required", {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}):
+        assert ask(tools=tools, tool_choice=choice).tool_choice == ToolChoice("auto")
 
 
 def test_a_whole_answer() -> None:
@@ -498,10 +537,10 @@ def test_only_a_completed_response_has_a_time_of_completion() -> None:
 
 @pytest.mark.parametrize("type", ["compaction", "compaction_trigger"])
 def test_items_of_a_compacted_conversation_are_refused_by_name(type: str) -> None:
-    """Those of other servers: opaque to all but the server that made them, and remotes are called for chats."""
+    """Those of other servers: opaque to all but the server that made them."""
     item = {"type": type, "id": "cmp_1", "encrypted_content": "x"}
     with pytest.raises(UnsupportedFeature, match=f"'{type}'") as refused:
-        ask(input=[item, {"role": "user", "content": "Hi"}])
+        ignored_fields(ask(input=[item, {"role": "user", "content": "Hi"}]), ScriptedBackend("s"))
     assert refused.value.param == "input[0].type"
 
 

@@ -1,0 +1,1 @@
+"""Servers that have the Responses API: requests written, answers read."""
