@@ -118,8 +118,7 @@ class Supervisor:
         failed = self._predecessor.waits and not self._succeed(current)
         self._current = current
         self._control = ControlSocket(self._folder.path, self._sockets)
-        wakeups = Wakeups()
-        replaced = False
+        wakeups, replaced = Wakeups(), False
         # Every 50 ms while anything starts or ends, else when there is something to do: 1. start the generation that
         # SIGHUP asks for; 2. switch to it once it listens; 3. stop engines that nobody uses; 4. restart processes that
         # ended; 5. start the supervisor that SIGUSR2 asks for, and leave once it serves.
@@ -142,6 +141,9 @@ class Supervisor:
             wakeups.wait(_POLL_INTERVAL if is_restless else _IDLE_INTERVAL, self._control.descriptors)
         wakeups.close()
         self._end(current, failed=failed, replaced=replaced)
+        # The interpreter gives handlers up before it ends: a second signal would be the exit code.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 1 if failed else 0
 
     def _is_changing(self, current: Generation) -> bool:
