@@ -45,6 +45,10 @@ class Opening(msgspec.Struct, frozen=True):
     reply: Reply
 
 
+RunWriter = tuple[bytes, bytes] | Callable[[list[bytes]], bytes]
+"""What writes texts: the bytes around each one, or a function of several."""
+
+
 @runtime_checkable
 class RunDecoder(Protocol):
     """A decoder of streams that finds runs of texts without decoding."""
@@ -56,22 +60,10 @@ class RunDecoder(Protocol):
 
 @runtime_checkable
 class FramedRunDecoder(Protocol):
-    """A decoder that finds runs of texts in the transfer coding in which they came.
+    """A decoder that knows what runs of texts look like in the transfer coding (RFC 9112, section 7.1)."""
 
-    The functions that it returns get whole chunks of that coding (RFC 9112, section 7.1).
-    """
-
-    def framed_run(self) -> TextRuns | None:
-        """What runs look like that are relayed as they came; None: there is nothing of the kind, until more was fed."""
-        ...
-
-    def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:
-        """What finds runs that are not relayed; None: there is nothing of the kind, until more was fed.
-
-        Returns:
-            The choice that they add to, and a function that returns the texts of the chunks as they stand in JSON
-            strings, without an escape; None: they are something else, too, and their data is to be fed.
-        """
+    def framed_runs(self) -> tuple[TextRuns, bool] | None:
+        """What they look like, and whether they are relayed as they came; None: there are none, until more was fed."""
         ...
 
     def pass_by(self, texts: int) -> None:
@@ -83,12 +75,13 @@ class FramedRunDecoder(Protocol):
 class RunEncoder(Protocol):
     """An encoder that writes runs of texts without decoding them."""
 
-    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:
+    def run_writer(self, choice: int) -> RunWriter | None:
         """What writes texts that a choice gains, until more is fed; None: these are to be fed.
 
         Returns:
-            A function that gets texts as they stand in JSON strings: UTF-8, none of them empty, without an escape and
-            line separators. It returns what `feed` does for a delta of each text.
+            The bytes around each text, or a function that gets texts. These are as they stand in JSON strings: UTF-8,
+            none of them empty, without an escape and line separators. What is written is what `feed` returns for a
+            delta of each text.
         """
         ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, runtime_checkable
 
+from adapters.optional import RunWriter
 from backends.observation import Observer
 from backends.transport.outbox import Outbox
 from schemas.completion import Completion
@@ -36,8 +37,8 @@ class StreamSink(Protocol):
 
     Attributes:
         full: whether nothing may be given now; `DirectExchange.resume` is to be called once that is over.
-        outbox: where chunks of the transfer coding (RFC 9112, section 7.1) may be written as they came, unless it is
-            full, once it has begun.
+        outbox: where chunks of the transfer coding (RFC 9112, section 7.1) may be written, unless it is full, once it
+            has begun: as they came, or what `run_writer` writes.
     """
 
     full: bool
@@ -55,12 +56,8 @@ class StreamSink(Protocol):
         """Count reads with texts that were written there: when they came, on the monotonic clock, in seconds."""
         ...
 
-    def writes_runs(self, choice: int) -> bool:
-        """Whether `write_run` may be called for texts of a choice, until more events are taken."""
-        ...
-
-    def write_run(self, texts: list[bytes]) -> None:
-        """Take texts of that choice, at least one, as they stand in JSON strings (`adapters.optional.RunEncoder`)."""
+    def run_writer(self, choice: int) -> RunWriter | None:
+        """What writes texts of a choice for it, until more events are taken (`adapters.optional.RunEncoder`)."""
         ...
 
     def end(self) -> None:

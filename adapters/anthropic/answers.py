@@ -6,8 +6,6 @@ The content of a stream is a sequence of blocks, one open at a time: text, think
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from adapters.anthropic.dialects import Dialect
@@ -17,6 +15,7 @@ from adapters.calls import written_arguments, written_signature
 from adapters.dialect import row_for
 from adapters.fold import blocks
 from adapters.formats.sse import guard
+from adapters.optional import RunWriter
 from schemas import anthropic as wire
 from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError, UnsupportedFeature
@@ -109,13 +108,11 @@ class StreamWriter:
                 out.append(self._end(event))
         return b"".join(out)
 
-    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:  # noqa: ARG002 - there is one
+    def run_writer(self, choice: int) -> RunWriter | None:  # noqa: ARG002 - there is one
         """What writes texts alone, until more is fed; None: these are to be fed."""
         if self._relaying or not self._blocks.is_open("text"):
             return None
-        before, after = self._around_text[0] + b'"', b'"' + self._around_text[1]
-        between = after + before
-        return lambda texts: before + between.join(texts) + after
+        return self._around_text[0] + b'"', b'"' + self._around_text[1]
 
     def fail(self, error: GatewayError) -> bytes:
         """The error event that ends the stream."""

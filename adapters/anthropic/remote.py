@@ -6,8 +6,6 @@ for all others, blocks of types that the IR does not have are skipped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from adapters.anthropic.dialects import Dialect
@@ -55,14 +53,10 @@ class StreamReader(FrameReader):
         self._example: tuple[bytes, wire.RemoteEvent] | None = None  # that later events may repeat with other texts
         self._tries = _MOST_TRIES
 
-    def framed_run(self) -> TextRuns | None:
-        """What runs look like that are relayed as they came (`adapters.optional.FramedRunDecoder`)."""
-        return self._learned() if self._relays else None
-
-    def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:
-        """What finds the texts of a run that is not relayed."""
-        runs = None if self._relays else self._learned()
-        return None if runs is None else (runs.choice, runs.framed_texts)
+    def framed_runs(self) -> tuple[TextRuns, bool] | None:
+        """What runs look like, and whether they are relayed as they came (`adapters.optional.FramedRunDecoder`)."""
+        runs = self._learned()
+        return None if runs is None else (runs, self._relays)
 
     def pass_by(self, texts: int) -> None:
         """Do nothing: the server counts the tokens."""

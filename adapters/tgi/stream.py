@@ -6,13 +6,14 @@ end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import UNSET
 
 from adapters.base import Headers, token_id_headers
 from adapters.formats.sse import guard
+from adapters.optional import RunWriter
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.encode import compute_headers, effective_seed, finish_reason, prompt_text, wire_token, wire_top
 from adapters.tgi.failures import STREAM_HEADERS, STREAM_TYPE, failure_frame
@@ -68,7 +69,7 @@ class StreamWriter:
                 out.append(self._last_frame(self._finished, event))
         return b"".join(out)
 
-    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:  # noqa: ARG002 - there is one
+    def run_writer(self, choice: int) -> RunWriter | None:  # noqa: ARG002 - there is one
         """What writes texts alone, until more is fed; None: these are to be fed."""
         answers = self._dialect.answers
         if self._relaying or answers.full_text:

@@ -62,10 +62,8 @@ class DirectStream(AnswerDecoder):
         "_codec",
         "_connection",
         "_counts",
-        "_find_texts",
         "_fresh",
         "_idle",
-        "_passed_by",
         "_relay",
         "_request",
         "_runs",
@@ -94,7 +92,6 @@ class DirectStream(AnswerDecoder):
         self._counts = counts
         self._runs: FramedRunDecoder | None = None
         self._relay: Relay | None = None  # has written texts of which the decoder does not know yet
-        self._passed_by = 0  # such texts that were written in the client's own protocol
 
     def hear(self) -> None:
         """Begin the answer if its first events are there, or else have a task go on if they will not come plainly."""
@@ -222,38 +219,24 @@ class DirectStream(AnswerDecoder):
         """Have the decoder get what comes, and know of the texts that were written without it."""
         self._connection.relay = None
         if self._relay is not None:
-            self._passed_by += self._relay.end()
-            self._relay = None
-        if self._passed_by:
             assert self._runs is not None
-            self._runs.pass_by(self._passed_by)
-            self._passed_by = 0
+            relay, self._relay = self._relay, None
+            self._runs.pass_by(relay.end())
 
     def _find_run(self, data: bytes) -> bool:
         """Ask the decoder for runs, and have the sink take this read if it is one; False if it is none.
 
         This is done when the read comes, and not before: the events before it do not wait for the search.
         """
-        connection, runs, sink = self._connection, self._runs, self._sink
-        assert runs is not None
-        relay: Callable[[bytes], bool] | None = None
-        if (found := runs.framed_run()) is not None:
-            relay = self._relay = Relay(found, sink.outbox, connection.deadline, self._idle, sink.note_times)
-        elif (texts := runs.framed_texts()) is not None and sink.writes_runs(texts[0]):
-            self._find_texts, relay = texts[1], self._pass_on
-        connection.relay = relay
+        assert self._runs is not None
+        connection, sink, relay = self._connection, self._sink, None
+        if (found := self._runs.framed_runs()) is not None:
+            runs, as_they_came = found
+            writer = None if as_they_came else sink.run_writer(runs.choice)
+            if as_they_came or writer is not None:
+                relay = Relay(runs, sink.outbox, connection.deadline, self._idle, sink.note_times, writer)
+        connection.relay = self._relay = relay
         return relay is not None and relay(data)
-
-    def _pass_on(self, data: bytes) -> bool:
-        """Have the sink write a run of texts in its client's protocol; False if it is none."""
-        connection, sink = self._connection, self._sink
-        if (texts := self._find_texts(data)) is None:
-            return False
-        connection.deadline.at = connection.time() + self._idle  # before the sink may be full: then nothing is late
-        if texts:
-            self._passed_by += len(texts)
-            sink.write_run(texts)
-        return True
 
     def _ended(self, events: Events) -> bool:
         """End the answer if these were its last events."""

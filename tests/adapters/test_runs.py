@@ -48,9 +48,12 @@ def test_they_are_written_as_their_deltas(
     end = (Delta(text="z"), Finished(reason=FinishReason.EOS), Usage(5, 9))
     written = [[each.feed(begin)] for each in encoders]
     for run in runs:
-        write = encoders[0].run_writer(0)
-        deltas = tuple(Delta(text=text) for text in run)
-        written[0].append(encoders[0].feed(deltas) if write is None else write([text.encode() for text in run]))
+        writer = encoders[0].run_writer(0)
+        deltas, texts = tuple(Delta(text=text) for text in run), [text.encode() for text in run]
+        if isinstance(writer, tuple):
+            written[0].append(b"".join(writer[0] + text + writer[1] for text in texts))
+        else:
+            written[0].append(encoders[0].feed(deltas) if writer is None else writer(texts))
         written[1].append(encoders[1].feed(deltas))
     for each, encoder in zip(written, encoders, strict=True):
         each.append(encoder.feed(end))

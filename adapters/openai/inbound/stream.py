@@ -17,6 +17,7 @@ from adapters.base import Headers
 from adapters.formats.sse import guard
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.answers import wire_usage
+from adapters.optional import RunWriter
 from schemas.errors import GatewayError
 from schemas.ir import Delta, Events, Generate, Relayed, Started, Usage
 
@@ -109,16 +110,14 @@ class StreamWriter:
                 out.append(self._end(event))
         return b"".join(out)
 
-    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:
+    def run_writer(self, choice: int) -> RunWriter | None:
         """What writes texts of a choice alone, until more is fed; None: these are to be fed."""
         around = self._around_text.get(choice)
         counts = self._every_chunk and self._started.prompt_tokens is not None
         if around is None or counts or self._relaying or self._held is not None or self._request.logprobs:
             return None
         tail = self._usage_so_far() if self._every_chunk else b""
-        before, after = around[0] + b'"', b'"' + around[1] + tail
-        between = after + before
-        return lambda texts: before + between.join(texts) + after
+        return around[0] + b'"', b'"' + around[1] + tail
 
     def fail(self, error: GatewayError) -> bytes:
         """The error event that ends the stream."""

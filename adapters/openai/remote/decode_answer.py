@@ -5,7 +5,6 @@ A stream is complete if and only if every choice has a finish reason; `[DONE]` i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import attrgetter
 
 import msgspec
@@ -96,25 +95,15 @@ class StreamReader(FrameReader):
         relayed = Relayed(run.relayed, framed=True)
         return (relayed, Delta(runs.choice, run.text)) if run.text else (relayed,)
 
-    def framed_run(self) -> TextRuns | None:
-        """What runs look like in the transfer coding; None: they are not relayed so.
+    def framed_runs(self) -> tuple[TextRuns, bool] | None:
+        """What runs look like in the transfer coding, and whether they are relayed as they came.
 
         To be asked again after each call of `feed`.
         """
-        runs = self._learned() if self._relays else None
-        if runs is None or self._ended or not (runs.as_they_came and self._events.between_events):
-            return None
-        return runs
-
-    def framed_texts(self) -> tuple[int, Callable[[bytes], list[bytes] | None]] | None:
-        """The choice of a run that is not relayed, and what finds its texts; None: there is none.
-
-        To be asked again after each call of `feed`.
-        """
-        runs = None if self._relays else self._learned()
+        runs = self._learned()
         if runs is None or self._ended or not self._events.between_events:
             return None
-        return runs.choice, runs.framed_texts
+        return (runs, self._relays) if runs.as_they_came or not self._relays else None
 
     def pass_by(self, texts: int) -> None:
         """Count texts that were found so."""

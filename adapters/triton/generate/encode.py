@@ -7,7 +7,7 @@ frame with text of one choice has "" for the others; nothing else identifies the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 from adapters.base import Headers, token_id_headers
 from adapters.fold import visible_text
 from adapters.formats.sse import guard
+from adapters.optional import RunWriter
 from adapters.triton.dialects import Dialect
 from adapters.triton.failures import body as error_body
 from adapters.triton.generate.request import outputs_of
@@ -314,13 +315,11 @@ class FrameEncoder(ResponseEncoder):
         """The values as a frame."""
         return frame(self._writer.object(values), self._dialect)
 
-    def run_writer(self, choice: int) -> Callable[[list[bytes]], bytes] | None:  # noqa: ARG002 - there is one
+    def run_writer(self, choice: int) -> RunWriter | None:  # noqa: ARG002 - there is one
         """What writes texts alone, until more is fed; None: these are to be fed."""
         if self._around is None or self._relaying:
             return None
-        before, after = self._around[0] + b'"', b'"' + self._around[1]
-        between = after + before
-        return lambda texts: before + between.join(texts) + after
+        return self._around[0] + b'"', b'"' + self._around[1]
 
     def fail(self, error: GatewayError) -> bytes:
         """The error as a frame."""

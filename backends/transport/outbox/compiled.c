@@ -27,6 +27,8 @@ typedef struct {
 typedef struct {
   PyObject_HEAD vectorcallfunc call;
   PyObject *begin, *end, *deadline, *note;  // begin, end: bytes
+  PyObject *written_begin, *written_end;    // bytes around each text, or NULL
+  PyObject* writer;                         // of texts, or NULL; with neither, reads are written as they came
   Outbox* outbox;
   double idle;
   Py_ssize_t texts, count;  // count: of the times
@@ -261,36 +263,104 @@ static bool is_one_line(const unsigned char* text, Py_ssize_t size) {
   return true;
 }
 
-// How many texts there are in a read; -1, without an exception: it is something else, too.
-static Py_ssize_t count_texts(const Relay* self, const unsigned char* data, Py_ssize_t size) {
-  const unsigned char* stop = data + size;
-  Py_ssize_t before = PyBytes_GET_SIZE(self->begin), after = PyBytes_GET_SIZE(self->end), texts = 0;
-  if (size == 0 || size > LONGEST_READ) return -1;
-  while (data < stop) {
-    // RFC 9112, section 7.1: the length in hexadecimal digits, here without zeros before it or extensions.
-    Py_ssize_t length = 0;
-    int digits = 0;
-    if (*data == '0') return -1;
-    for (; data < stop && digits < HEX_DIGITS; data++, digits++) {
-      if (*data >= '0' && *data <= '9')
-        length = length << 4 | (*data - '0');
-      else if (*data >= 'a' && *data <= 'f')
-        length = length << 4 | (*data - 'a' + 10);
-      else
-        break;
-    }
-    if (digits == 0 || length < before + after || stop - data < length + 4) return -1;
-    if (data[0] != '\r' || data[1] != '\n' || data[length + 2] != '\r' || data[length + 3] != '\n') return -1;
-    const unsigned char *text = data + 2 + before, *rest = data + 2 + length - after;
-    if (memcmp(data + 2, PyBytes_AS_STRING(self->begin), before) || memcmp(rest, PyBytes_AS_STRING(self->end), after))
-      return -1;
+typedef struct {
+  const unsigned char* data;
+  Py_ssize_t size;
+} Text;
+
+// Moves to the next chunk of a read, and finds its text; false: it is something else.
+static bool next_text(const Relay* self, const unsigned char** at, const unsigned char* stop, Text* text) {
+  const unsigned char* data = *at;
+  Py_ssize_t before = PyBytes_GET_SIZE(self->begin), after = PyBytes_GET_SIZE(self->end), length = 0;
+  // RFC 9112, section 7.1: the length in hexadecimal digits, here without zeros before it or extensions.
+  int digits = 0;
+  if (*data == '0') return false;
+  for (; data < stop && digits < HEX_DIGITS; data++, digits++) {
+    if (*data >= '0' && *data <= '9')
+      length = length << 4 | (*data - '0');
+    else if (*data >= 'a' && *data <= 'f')
+      length = length << 4 | (*data - 'a' + 10);
+    else
+      break;
+  }
+  if (digits == 0 || length < before + after || stop - data < length + 4) return false;
+  if (data[0] != '\r' || data[1] != '\n' || data[length + 2] != '\r' || data[length + 3] != '\n') return false;
+  data += 2;
+  text->data = data + before;
+  text->size = length - before - after;
+  *at = data + length + 2;
+  return memcmp(data, PyBytes_AS_STRING(self->begin), before) == 0 &&
+         memcmp(text->data + text->size, PyBytes_AS_STRING(self->end), after) == 0;
+}
+
+// How many texts there are in a read, but for empty ones, and how long they are together; -1, without an exception: it
+// is something else, too.
+static Py_ssize_t count_texts(const Relay* self, PyObject* read, Py_ssize_t* size) {
+  const unsigned char *data = (unsigned char*)PyBytes_AS_STRING(read), *stop = data + PyBytes_GET_SIZE(read);
+  Py_ssize_t texts = 0;
+  Text text;
+  if (data == stop || stop - data > LONGEST_READ) return -1;
+  for (*size = 0; data < stop; *size += text.size) {
+    if (!next_text(self, &data, stop, &text)) return -1;
     int found = 0;
-    for (const unsigned char* each = text; each < rest; each++) found |= kinds[*each];
-    if (found & UNPLAIN || (found & HIGH && !is_one_line(text, rest - text))) return -1;
-    texts += text < rest;
-    data = rest + after + 2;
+    for (Py_ssize_t at = 0; at < text.size; at++) found |= kinds[text.data[at]];
+    if (found & UNPLAIN || (found & HIGH && !is_one_line(text.data, text.size))) return -1;
+    texts += text.size > 0;
   }
   return texts;
+}
+
+// A chunk of the transfer coding for so many bytes, which the caller writes at `body`.
+static PyObject* make_chunk(Py_ssize_t size, char** body) {
+  char length[2 * sizeof size + 3];
+  int digits = PyOS_snprintf(length, sizeof length, "%zx\r\n", (size_t)size);
+  PyObject* chunk = PyBytes_FromStringAndSize(NULL, digits + size + 2);
+  if (chunk == NULL) return NULL;
+  *body = (char*)memcpy(PyBytes_AS_STRING(chunk), length, digits) + digits;
+  memcpy(*body + size, "\r\n", 2);
+  return chunk;
+}
+
+static char* append(char* to, const void* data, Py_ssize_t size) { return (char*)memcpy(to, data, size) + size; }
+
+// A chunk with each text of a read between the bytes that are written around it.
+static PyObject* write_between(const Relay* self, PyObject* read, Py_ssize_t texts, Py_ssize_t size) {
+  const unsigned char *data = (unsigned char*)PyBytes_AS_STRING(read), *stop = data + PyBytes_GET_SIZE(read);
+  Py_ssize_t before = PyBytes_GET_SIZE(self->written_begin), after = PyBytes_GET_SIZE(self->written_end);
+  char* to;
+  PyObject* chunk = make_chunk(texts * (before + after) + size, &to);
+  Text text;
+  while (chunk != NULL && data < stop && next_text(self, &data, stop, &text)) {
+    if (text.size == 0) continue;
+    to = append(to, PyBytes_AS_STRING(self->written_begin), before);
+    to = append(to, text.data, text.size);
+    to = append(to, PyBytes_AS_STRING(self->written_end), after);
+  }
+  return chunk;
+}
+
+// A chunk with what the writer makes of the texts of a read.
+static PyObject* write_anew(const Relay* self, PyObject* read) {
+  const unsigned char *data = (unsigned char*)PyBytes_AS_STRING(read), *stop = data + PyBytes_GET_SIZE(read);
+  PyObject* texts = PyList_New(0);
+  Text text;
+  while (texts != NULL && data < stop && next_text(self, &data, stop, &text)) {
+    if (text.size == 0) continue;
+    PyObject* each = PyBytes_FromStringAndSize((const char*)text.data, text.size);
+    if (each == NULL || PyList_Append(texts, each) < 0) Py_CLEAR(texts);
+    Py_XDECREF(each);
+  }
+  PyObject* written = texts == NULL ? NULL : PyObject_CallOneArg(self->writer, texts);
+  Py_XDECREF(texts);
+  if (written == NULL) return NULL;
+  PyObject* chunk = NULL;
+  char* to;
+  if (!PyBytes_Check(written))
+    PyErr_SetString(PyExc_TypeError, "a writer returns bytes");
+  else if ((chunk = make_chunk(PyBytes_GET_SIZE(written), &to)) != NULL)
+    append(to, PyBytes_AS_STRING(written), PyBytes_GET_SIZE(written));
+  Py_DECREF(written);
+  return chunk;
 }
 
 static int note_times(Relay* self) {
@@ -313,28 +383,37 @@ static int note_times(Relay* self) {
   return 0;
 }
 
-static PyObject* relay_call(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names) {
-  Relay* self = (Relay*)callable;
-  if (PyVectorcall_NARGS(flags) != 1 || names != NULL || !PyBytes_Check(args[0]))
-    return PyErr_Format(PyExc_TypeError, "a relay gets bytes");
-  PyObject* data = args[0];
-  Py_ssize_t texts = count_texts(self, (const unsigned char*)PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data));
-  if (texts < 0) Py_RETURN_FALSE;
-  self->texts += texts;
+// Moves the deadline, and notes the time of a read with texts.
+static int note_read(Relay* self, Py_ssize_t texts) {
   struct timespec clock;
   clock_gettime(CLOCK_MONOTONIC, &clock);
   double now = (double)clock.tv_sec + (double)clock.tv_nsec * 1e-9;
   PyObject* next = PyFloat_FromDouble(now + self->idle);
-  if (next == NULL) return NULL;
+  int result = next == NULL ? -1 : PyObject_SetAttr(self->deadline, at, next);
+  Py_XDECREF(next);
+  if (result < 0 || texts == 0) return result;
+  self->times[self->count++] = now;
+  return self->count == MOST_TIMES ? note_times(self) : 0;
+}
+
+static PyObject* relay_call(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names) {
+  Relay* self = (Relay*)callable;
+  if (PyVectorcall_NARGS(flags) != 1 || names != NULL || !PyBytes_Check(args[0]))
+    return PyErr_Format(PyExc_TypeError, "a relay gets bytes");
+  PyObject *read = args[0], *data = NULL;  // data: what is written, or NULL
+  Py_ssize_t size, texts = count_texts(self, read, &size);
+  if (texts < 0) Py_RETURN_FALSE;
+  if (self->written_begin == NULL && self->writer == NULL)
+    data = Py_NewRef(read);
+  else if (texts > 0 &&
+           (data = self->writer == NULL ? write_between(self, read, texts, size) : write_anew(self, read)) == NULL)
+    return NULL;
+  self->texts += texts;
   // Before the write, after which the client may be known to be slow: then nothing is late.
-  int result = PyObject_SetAttr(self->deadline, at, next);
-  Py_DECREF(next);
+  int result = note_read(self, texts);
+  if (result == 0 && data != NULL) result = write_data(self->outbox, data);
+  Py_XDECREF(data);
   if (result < 0) return NULL;
-  if (texts > 0) {
-    self->times[self->count++] = now;
-    if (self->count == MOST_TIMES && note_times(self) < 0) return NULL;
-  }
-  if (write_data(self->outbox, data) < 0) return NULL;
   Py_RETURN_TRUE;
 }
 
@@ -345,12 +424,13 @@ static PyObject* relay_new(PyTypeObject* type, PyObject* Py_UNUSED(args), PyObje
 }
 
 static int relay_init(Relay* self, PyObject* args, PyObject* names) {
-  PyObject *runs, *outbox, *deadline, *note;
+  PyObject *runs, *outbox, *deadline, *note, *writer, *before = NULL, *after = NULL;
   double idle;
-  static char* known[] = {"runs", "outbox", "deadline", "idle", "note", NULL};
-  if (!PyArg_ParseTupleAndKeywords(args, names, "OO!OdO:Relay", known, &runs, &OutboxType, &outbox, &deadline, &idle,
-                                   &note))
+  static char* known[] = {"runs", "outbox", "deadline", "idle", "note", "writer", NULL};
+  if (!PyArg_ParseTupleAndKeywords(args, names, "OO!OdOO:Relay", known, &runs, &OutboxType, &outbox, &deadline, &idle,
+                                   &note, &writer))
     return -1;
+  if (PyTuple_Check(writer) && !PyArg_ParseTuple(writer, "SS:writer", &before, &after)) return -1;
   PyObject *first = PyObject_GetAttr(runs, begin), *last = first == NULL ? NULL : PyObject_GetAttr(runs, end);
   if (last == NULL || !PyBytes_Check(first) || !PyBytes_Check(last)) {
     if (last != NULL) PyErr_SetString(PyExc_TypeError, "runs begin and end with bytes");
@@ -363,6 +443,9 @@ static int relay_init(Relay* self, PyObject* args, PyObject* names) {
   Py_XSETREF(self->outbox, (Outbox*)Py_NewRef(outbox));
   Py_XSETREF(self->deadline, Py_NewRef(deadline));
   Py_XSETREF(self->note, Py_NewRef(note));
+  Py_XSETREF(self->written_begin, Py_XNewRef(before));
+  Py_XSETREF(self->written_end, Py_XNewRef(after));
+  Py_XSETREF(self->writer, writer == Py_None || before != NULL ? NULL : Py_NewRef(writer));
   self->idle = idle;
   return 0;
 }
@@ -378,6 +461,7 @@ static int relay_traverse(Relay* self, visitproc visit, void* arg) {
   Py_VISIT(self->outbox);
   Py_VISIT(self->deadline);
   Py_VISIT(self->note);
+  Py_VISIT(self->writer);
   return 0;
 }
 
@@ -387,6 +471,9 @@ static int relay_clear(Relay* self) {
   Py_CLEAR(self->outbox);
   Py_CLEAR(self->deadline);
   Py_CLEAR(self->note);
+  Py_CLEAR(self->written_begin);
+  Py_CLEAR(self->written_end);
+  Py_CLEAR(self->writer);
   return 0;
 }
 

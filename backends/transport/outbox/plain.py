@@ -13,7 +13,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from adapters.formats.text_runs import TextRuns
+    from adapters.optional import RunWriter
 
 MOST_SOCKETS = 32
 """Sockets whose bytes wait at most: in a long turn the first need not wait for the last."""
@@ -101,21 +105,6 @@ class Outbox:
                 self.transport.write(data)
 
 
-class Runs(Protocol):
-    """Chunks of the transfer coding whose data differ in a text alone (`adapters.formats.text_runs`).
-
-    Attributes:
-        begin, end: the bytes around the text.
-    """
-
-    begin: bytes
-    end: bytes
-
-    def framed(self, data: bytes) -> int:
-        """How many texts there are in a read; -1: it is something else, too."""
-        ...
-
-
 class Moves(Protocol):
     """A deadline: a time on the monotonic clock, in seconds."""
 
@@ -123,7 +112,7 @@ class Moves(Protocol):
 
 
 class Relay:
-    """Writes reads of a stream to a client as they came, as long as they are runs.
+    """Writes reads of a stream to a client, as long as they are runs: as they came, or their texts in other words.
 
     Args:
         runs: what such reads look like.
@@ -131,26 +120,38 @@ class Relay:
         deadline: of the next read.
         idle: seconds from a read to the next one's deadline.
         note: called with when reads with a text came, on the monotonic clock, in seconds: once there are `MOST_TIMES`.
+        writer: writes what a chunk of the transfer coding gets; None: reads are written as they came.
     """
 
-    __slots__ = ("_deadline", "_idle", "_note", "_outbox", "_runs", "_texts", "_times")
+    __slots__ = ("_deadline", "_idle", "_note", "_outbox", "_runs", "_texts", "_times", "_writer")
 
     def __init__(
-        self, runs: Runs, outbox: Outbox, deadline: Moves, idle: float, note: Callable[[list[float]], None]
+        self,
+        runs: TextRuns,
+        outbox: Outbox,
+        deadline: Moves,
+        idle: float,
+        note: Callable[[list[float]], None],
+        writer: RunWriter | None,
     ) -> None:
         self._runs = runs
         self._outbox = outbox
         self._deadline = deadline
         self._idle = idle
         self._note = note
+        self._writer = writer
         self._texts = 0
         self._times: list[float] = []
 
     def __call__(self, data: bytes) -> bool:
         """Write a read; False: it is none of these, and nothing was done."""
-        texts = self._runs.framed(data)
-        if texts < 0:
-            return False
+        if (writer := self._writer) is None:
+            if (texts := self._runs.framed(data)) < 0:
+                return False
+        else:
+            if (found := self._runs.framed_texts(data)) is None:
+                return False
+            texts, data = len(found), _chunk(_written(writer, found)) if found else b""
         self._texts += texts
         now = monotonic()
         # Before the write, after which the client may be known to be slow: then nothing is late.
@@ -159,7 +160,8 @@ class Relay:
             self._times.append(now)
             if len(self._times) == MOST_TIMES:
                 self._note_times()
-        self._outbox.write(data)
+        if data:
+            self._outbox.write(data)
         return True
 
     def end(self) -> int:
@@ -172,3 +174,15 @@ class Relay:
         if self._times:
             times, self._times = self._times, []
             self._note(times)
+
+
+def _written(writer: RunWriter, texts: list[bytes]) -> bytes:
+    if not isinstance(writer, tuple):
+        return writer(texts)
+    begin, end = writer
+    return begin + (end + begin).join(texts) + end
+
+
+def _chunk(data: bytes) -> bytes:
+    """A chunk of the transfer coding (RFC 9112, section 7.1)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from adapters.optional import writes_runs
-from backends.transport.outbox import MOST_TIMES
+from adapters.optional import RunWriter, writes_runs
 from gateway.errors import to_client_error
 from gateway.http.direct.request import DirectRequest
 from gateway.http.observation.observer import RequestObserver
@@ -21,7 +20,7 @@ class StreamedRequest(DirectRequest):
         outbox: the client's, once the answer has begun.
     """
 
-    __slots__ = ("_encoder", "_times", "_write_run", "full", "outbox", "streams")
+    __slots__ = ("_encoder", "full", "outbox", "streams")
 
     def _get_ready(self) -> None:
         if self._is_ready:
@@ -34,7 +33,6 @@ class StreamedRequest(DirectRequest):
 
     def _ask(self) -> None:
         self.full = self.streams = False
-        self._times: list[float] = []  # of outputs that are still to be counted
         self._exchange.stream(RequestObserver(self._account), self)
 
     # --- for the client's connection --------------------------------------------------------------------------------
@@ -96,23 +94,13 @@ class StreamedRequest(DirectRequest):
         self._write(data)
 
     def note_times(self, times: list[float]) -> None:
-        """Count outputs that were sent as they came."""
+        """Count outputs that were written to the outbox."""
         self._account.note_outputs(times)
 
-    def writes_runs(self, choice: int) -> bool:
-        """Whether the client's protocol has texts of a choice between bytes that are known."""
+    def run_writer(self, choice: int) -> RunWriter | None:
+        """What writes texts of a choice in the client's protocol."""
         encoder = self._encoder
-        self._write_run = encoder.run_writer(choice) if writes_runs(encoder) else None
-        return self._write_run is not None
-
-    def write_run(self, texts: list[bytes]) -> None:
-        """Send a run of texts."""
-        assert self._write_run is not None
-        data = self._write_run(texts)
-        self._times.append(monotonic())
-        if len(self._times) == MOST_TIMES:
-            self._count_times()
-        self.outbox.write(_chunk(data))
+        return encoder.run_writer(choice) if writes_runs(encoder) else None
 
     def end(self) -> None:
         """Send the end."""
@@ -130,7 +118,6 @@ class StreamedRequest(DirectRequest):
         self._end_with(failure)
 
     def _close(self) -> None:
-        self._count_times()
         super()._close()
         # Nothing is asked of it any more, and it has this sink: no circle is left to the garbage collector.
         self._exchange = None  # type: ignore[assignment]
@@ -149,17 +136,11 @@ class StreamedRequest(DirectRequest):
     def _note(self, events: Events) -> None:
         """Count what is about to be sent."""
         account = self._account
-        self._count_times()
         account.note_batch(events)
         if isinstance(last := events[-1], Usage):
             account.usage = last
             account.status = account.status or 200
             account.settle("ok")
-
-    def _count_times(self) -> None:
-        if self._times:
-            self.note_times(self._times)
-            self._times.clear()
 
     def _write(self, data: bytes) -> None:
         if data:

@@ -62,10 +62,14 @@ def ways() -> list[Any]:
         pytest.skip(missing("a C compiler"))
 
 
-def relay(way: Any) -> tuple[Clock, Any, Any]:
+def numbered(texts: list[bytes]) -> bytes:
+    return b"".join(b"<%d %b>" % each for each in enumerate(texts))
+
+
+def relay(way: Any, writer: Any = None) -> tuple[Clock, Any, Any]:
     clock = Clock()
     box = way.Outbox(clock, way.Outboxes(clock))
-    return clock, box, way.Relay(RUNS, box, clock, 30.0, clock.noted.extend)
+    return clock, box, way.Relay(RUNS, box, clock, 30.0, clock.noted.extend, writer)
 
 
 def framed(text: bytes, length: bytes | None = None, *, begin: bytes = BEGIN, end: bytes = END) -> bytes:
@@ -90,16 +94,18 @@ CHUNKS = st.one_of(
     chunks=st.lists(CHUNKS, min_size=1, max_size=6),
     cut=st.one_of(st.none(), st.integers(0, 200)),
     more=st.binary(max_size=3),
+    writer=st.sampled_from([None, (b"{", b"}"), (b"", b""), numbered]),
 )
-@example(chunks=[framed(b"\xc2")], cut=None, more=b"")
-@example(chunks=[framed(b"\xe2\x80")], cut=None, more=b"")
-@example(chunks=[framed(b"")], cut=None, more=b"")
-def test_both_take_the_same_reads(chunks: list[bytes], cut: int | None, more: bytes) -> None:
+@example(chunks=[framed(b"\xc2")], cut=None, more=b"", writer=None)
+@example(chunks=[framed(b"\xe2\x80")], cut=None, more=b"", writer=None)
+@example(chunks=[framed(b"")], cut=None, more=b"", writer=None)
+@example(chunks=[framed(b"")], cut=None, more=b"", writer=numbered)
+def test_both_take_the_same_reads(chunks: list[bytes], cut: int | None, more: bytes, writer: Any) -> None:
     data = b"".join(chunks)
     data = data[:cut] + more if cut is not None else data + more
     found = []
     for way in ways():
-        clock, box, each = relay(way)
+        clock, box, each = relay(way, writer)
         taken = each(data)
         box.flush()
         assert (clock.at is not None) == taken
@@ -124,6 +130,33 @@ def test_what_is_a_run_is_written_and_counted(texts: list[str]) -> None:
         assert b"".join(clock.written) == b"".join(chunks)
         assert each(b"".join(chunks))
         assert each.end() == len(written)
+
+
+@pytest.mark.parametrize(
+    ("writer", "written"),
+    [((b"data: ", b"\n\n"), "data: a\n\ndata: é\n\n".encode()), (numbered, "<0 a><1 é>".encode())],
+)
+def test_texts_are_written_in_a_chunk_without_empty_ones(writer: Any, written: bytes) -> None:
+    for way in ways():
+        clock, box, each = relay(way, writer)
+        assert each(framed(b"a") + framed(b"") + framed("é".encode()))
+        box.flush()
+        assert clock.written == [b"%x\r\n%b\r\n" % (len(written), written)]
+        clock.written.clear()
+        assert each(framed(b""))
+        box.flush()
+        assert (clock.written, each.end()) == ([], 2), "an empty chunk would be the end"
+
+
+def test_what_a_writer_raises_is_raised() -> None:
+    def fail(_: list[bytes]) -> bytes:
+        raise ValueError("no")
+
+    for way in ways():
+        clock, _, each = relay(way, fail)
+        with pytest.raises(ValueError, match="no"):
+            each(framed(b"a"))
+        assert (each.end(), clock.noted, clock.at) == (0, [], None)
 
 
 def test_a_read_over_the_limit_is_none() -> None:
@@ -161,3 +194,8 @@ def test_what_is_no_bytes_is_refused() -> None:
             call(given_)
     with pytest.raises(TypeError):
         compiled.Outbox(object(), asyncio)
+    for writer in ((b"one",), ("a", "b"), (b"1", b"2", b"3")):
+        with pytest.raises(TypeError):
+            relay(compiled, writer)
+    with pytest.raises(TypeError):
+        relay(compiled, str)[2](framed(b"a"))

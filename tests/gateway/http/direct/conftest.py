@@ -57,7 +57,7 @@ def both(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture(params=[Relay, plain.Relay], ids=["as installed", "in Python"])
 def relayed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The reads that were written as they came."""
+    """The reads that were relayed: as they came, or in the client's protocol."""
     found: list[bytes] = []
 
     class Noted:

@@ -12,12 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.direct import lane
-from gateway.http.direct.stream import StreamedRequest
 from tests.faults.upstream import END, STREAM, Close, Pause, Step, chunk
 from tests.gateway.http.direct.clients import REQUESTS, Request, streamed
 from tests.gateway.http.direct.gateways import gateway
-from tests.gateway.serving import override
 
 ASKED = {client: streamed(REQUESTS[client][""]) for client in ("anthropic", "openai", "databricks")}
 
@@ -140,22 +137,10 @@ def without_times(seen: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("client", ["anthropic", "openai"])  # Databricks' chunks count tokens, each on its own
-async def test_runs_pass_the_parsers_by(
-    client: str, monkeypatch: pytest.MonkeyPatch, relayed: list[bytes], tasks: list[str]
-) -> None:
-    written = 0
-
-    def write_run(own: Any, request: StreamedRequest, texts: list[bytes]) -> None:
-        nonlocal written
-        written += 1
-        own(request, texts)
-
-    override(monkeypatch, lane, "StreamedRequest", write_run=write_run)
+async def test_runs_pass_the_parsers_by(client: str, relayed: list[bytes], tasks: list[str]) -> None:
     asked: Request = ASKED[client]
     async with gateway(kind="anthropic") as there:
         seen = await there.turn(asked, {}, steps(BODIES["long"], [1] * 200, closes=False))
     assert seen["status"] == 200
-    found = len(relayed), written
-    assert found[client == "openai"] > 20
-    assert found[client == "anthropic"] == 0
+    assert len(relayed) > 20
     assert tasks == ["direct"]
