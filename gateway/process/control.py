@@ -75,14 +75,15 @@ class ControlSocket:
             self._listener.close()
         else:
             self._listener.listen()
+        self._accepts = True  # whether somebody who connects can be accepted
         self._undecided: list[socket.socket] = []
         self._waiting: list[tuple[Action, socket.socket]] = []
 
     @property
     def descriptors(self) -> list[int]:
         """Those that are readable when `requests` finds something."""
-        listener = [self._listener.fileno()] if self._listener.fileno() >= 0 else []
-        return [*listener, *(each.fileno() for each in self._undecided)]
+        sources = [self._listener, *self._undecided] if self._accepts else self._undecided
+        return [each.fileno() for each in sources if each.fileno() >= 0]
 
     def requests(self) -> set[Action]:
         """The actions that were asked for since the last call."""
@@ -110,7 +111,8 @@ class ControlSocket:
         while self._listener.fileno() >= 0:
             try:
                 client = self._listener.accept()[0]
-            except OSError:  # nobody is there, or no descriptor is left
+            except OSError as error:  # nobody is there, or no descriptor is left: then it would stay readable
+                self._accepts = isinstance(error, BlockingIOError)
                 return
             client.setblocking(False)
             _send(client, self._introduction)

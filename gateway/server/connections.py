@@ -69,6 +69,8 @@ class Connections:
             self._step = ceil(len(self._due) / _STEPS)
         step, self._due = self._due[: self._step], self._due[self._step :]
         for connection in step:
+            if connection not in self._open:  # lost since the sweep began
+                continue
             try:
                 connection.end_if_late(now)
             except Exception as error:  # a bug at one connection: the limits of all others stay in force

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import socket
 import tempfile
 import threading
@@ -54,6 +56,37 @@ def supervisor(*, done: bool = True, text: str = "", silent: bool = False, ends:
             thread.join()
             control.close()
             shared.remove()
+
+
+def test_a_descriptor_is_readable_when_there_is_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = SharedFolder()
+    control = ControlSocket(shared.path, [])
+    try:
+        assert not readable(control)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(shared.path / "control"))
+            assert readable(control)
+            assert control.requests() == set()
+            client.sendall(b'"reload"\n')
+            assert readable(control)
+            assert control.requests() == {"reload"}
+            assert not readable(control), "it waits for its outcome"
+        with socket.socket(socket.AF_UNIX) as client, monkeypatch.context() as patch:
+            client.connect(str(shared.path / "control"))
+            patch.setattr(socket.socket, "accept", full)
+            assert control.requests() == set()
+            assert not control.descriptors, "without a descriptor left, it would be asked again and again"
+    finally:
+        control.close()
+        shared.remove()
+
+
+def full(_: socket.socket) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def readable(control: ControlSocket) -> bool:
+    return bool(select.select(control.descriptors, [], [], 0.05)[0])
 
 
 def test_without_a_server_the_sentence_says_where_it_was_looked_for(folder: Path) -> None:

@@ -92,6 +92,10 @@ async def test_an_error_at_one_connection_leaves_the_limits_of_the_others_in_for
         for _ in each:  # a step takes a quarter of them, and one at least
             connections._sweep(loop)
     assert [one.sweeps for one in each] == [1, 1, 1]
+    lost = Swept()
+    connections._due, connections._step = [lost], 1
+    connections._sweep(loop)
+    assert lost.sweeps == 0
     assert [one.aborted for one in each] == [False, True, False]
     assert [line["event"] for line in logged] == ["connection.not_swept"]
     async with asyncio.timeout(60):
