@@ -92,7 +92,12 @@ def test_an_index_would_take_both(built: Path) -> None:
 
 def test_the_wheel_of_the_sdist_has_all_files_of_the_packages_as_they_are(built: Path) -> None:
     wanted = {name: zlib.crc32((ROOT / name).read_bytes()) for name in tracked() if name.partition("/")[0] in PACKAGES}
-    assert {name: crc for name, crc in contents(wheel(built)).items() if ".dist-info/" not in name} == wanted
+    found = {name: crc for name, crc in contents(wheel(built)).items() if ".dist-info/" not in name}
+    (compiled,) = found.keys() - wanted.keys()  # what is written in C, for this Python and platform
+    assert compiled.startswith("backends/transport/outbox/compiled.")
+    assert compiled.endswith(".so")
+    del found[compiled]
+    assert found == wanted
     assert {f"{package}/py.typed" for package in PACKAGES} <= wanted.keys()
     with tarfile.open(next(built.glob("*.tar.gz"))) as file:
         names = {name.partition("/")[2] for name in file.getnames()}

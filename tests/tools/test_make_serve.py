@@ -21,8 +21,10 @@ echo "$(basename "$0") $*" >> {calls}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A checkout whose environment is there, without what is to be installed."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, tmp_path)
+    compiled = "backends/transport/outbox/compiled.c"
+    (tmp_path / compiled).parent.mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", compiled):
+        shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     program(tmp_path, "python")
     program(tmp_path, "pip")
