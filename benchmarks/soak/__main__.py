@@ -4,10 +4,10 @@
 
 `make soak`. Starts the real server with two workers, the bundled model and a scripted backend, and drives it over all
 protocols: whole answers and streams, images, grammars, cancels, malformed bodies, clients that write or read slowly.
-For the first six tenths of the time there are faults (`benchmarks.soak.faults`): workers, engines and the supervisor
-are killed and stopped, and the configuration is read again. The rest is calm: there the growth of
-each kind of process is measured. The exit code is 1 if a request hung or is not accounted for, if a stream had a clean
-end without its last event, or if anything is left of the server.
+For the first six tenths of the time, or as long as they take, there are faults (`benchmarks.soak.faults`): workers,
+engines and the supervisor are killed and stopped, and the configuration is read again. The rest is calm: there the
+growth of each kind of process is measured. The exit code is 1 if a request hung or is not accounted for, if a stream
+had a clean end without its last event, or if anything is left of the server.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _FAULTY = 0.6
 """Part of the time that has faults."""
 _SETTLING = 0.1
 """Part of the time after them that is not measured: what was killed is started again, and its caches fill."""
+_MINUTES_OF_A_ROUND = 6.0
+"""Of the whole time: a round stops the supervisor for 15 seconds, and what was killed takes its time to start."""
 _SETTLED = 2.0
 """Seconds in which the last lines are written."""
 
@@ -53,6 +55,8 @@ async def soak(server: Server, port: int, given: argparse.Namespace) -> tuple[Se
         if trouble.done():
             trouble.result()  # raises if the server could not be started again
             await asyncio.to_thread(samples.take)
+        else:
+            calm = max(calm, time.monotonic() + _SETTLING * seconds)
         if now < calm:
             refused = seen.count("503")
         if now - reported >= given.report_every:
@@ -102,12 +106,13 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--rate", type=float, default=8.0, help="requests a second; 0: no bound")
-    parser.add_argument("--rounds", type=int, default=10, help="of five kills, three stops and a reload each")
+    parser.add_argument("--rounds", type=int, help="of five kills, three stops and a reload each (one in 6 minutes)")
     parser.add_argument("--warm-engine", action="store_true", help="keep a loaded engine in waiting")
     parser.add_argument(
         "--report-every", type=float, default=300.0, help="seconds between two lines with figures so far"
     )
     given = parser.parse_args()
+    given.rounds = given.rounds or max(1, round(given.minutes / _MINUTES_OF_A_ROUND))
     with tempfile.TemporaryDirectory() as folder:
         wrong = asyncio.run(run(Path(folder), given))
     print("\n".join(wrong) or "everything is accounted for, and nothing is left")
