@@ -4,7 +4,8 @@ Strategy: with few rows, a product takes as long as its weight takes to be read,
 rate that memory allows. The C++ (`src/gemm.h`) streams once through the same blocked bytes, so that no weight is held
 twice, with the sums of up to six rows in registers. For more rows than pay, or where oneDNN chose another order or
 nothing was compiled, `packed_linear` calls oneDNN. On a CPU whose oneDNN multiplies bfloat16 by a slow instruction, any
-number of rows pays. With AMX (`src/tiles.h`) 16 rows of bfloat16 take 5 % longer than one.
+number of rows pays. With AMX (`src/tiles.h`) 16 rows of bfloat16 take 5 % longer than one. On a CPU without AVX-512
+oneDNN does not multiply bfloat16 at all: there `blocked` brings a weight into that order, and all rows are taken.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class SkinnyGemm:
         # Kept for its memory: `address` points into it.
         self._packed = packed
         # Fixed for the layer's life, so it is read once; the fused decoder layer reads it from here.
-        self.address = torch.ops.mkldnn.data_ptr(packed)
+        self.address = address_of(packed)
         self._outputs, self._inputs = shape
         self._bias = bias
         self._dtype = packed.dtype
@@ -56,13 +57,13 @@ class SkinnyGemm:
 
     @classmethod
     def of(cls, weight: Tensor, packed: Tensor, bias: Tensor | None, outputs: int | None = None) -> SkinnyGemm | None:
-        """For `packed`, which oneDNN made of `weight` [out_features, in_features].
+        """For `packed`, which oneDNN or `blocked` made of `weight` [out_features, in_features].
 
         None if nothing was compiled, or `packed` has another order than the compiled code reads.
 
         Args:
             weight: the weight.
-            packed: the same in oneDNN's order.
+            packed: the same in that order.
             bias: [outputs].
             outputs: how many of the weight's outputs are computed; all, if None.
         """
@@ -117,29 +118,50 @@ def _has_matrix_products() -> bool:
     return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
 
 
+def address_of(packed: Tensor) -> int:
+    """Where a packed weight begins. oneDNN's tensors are opaque to torch."""
+    address: int = torch.ops.mkldnn.data_ptr(packed) if packed.is_mkldnn else packed.data_ptr()
+    return address
+
+
+def size_of(packed: Tensor) -> int:
+    """The bytes of a packed weight."""
+    size: int = torch.ops.mkldnn._nbytes(packed) if packed.is_mkldnn else packed.nbytes  # noqa: SLF001
+    return size
+
+
+def blocked(weight: Tensor, together: int = BLOCK) -> Tensor:
+    """[outputs, inputs] as the compiled code reads it: [outputs / together, padded inputs / n, together, n]."""
+    per_word = _PER_WORD[weight.dtype]
+    padded = functional.pad(weight, (0, -weight.shape[1] % (_PADDED * per_word)))
+    return padded.reshape(len(weight) // together, together, -1, per_word).transpose(1, 2).contiguous()
+
+
+def takes_all_rows(dtype: torch.dtype, inputs: int) -> bool:
+    """Whether the compiled code may multiply any number of rows of so many inputs, so that nothing else has to."""
+    is_compiled = typed_function("gemv", "gemv", dtype) is not None
+    return is_compiled and not inputs % _PER_WORD[dtype] and _most_rows(dtype) == sys.maxsize
+
+
 def _is_blocked(weight: Tensor, packed: Tensor) -> bool:
     """Whether `packed` has the order that `src/gemm.h` reads, or for AMX `src/tiles.h`.
-
-    That is [blocks, padded in_features / n, 64 or 32, n].
 
     The first block, the middle one and the last are compared with the weight.
     """
     outputs, inputs = weight.shape
     per_word = _PER_WORD[weight.dtype]
-    padding = -inputs % (_PADDED * per_word)
-    size = outputs * (inputs + padding) * weight.itemsize
+    size = outputs * (inputs + -inputs % (_PADDED * per_word)) * weight.itemsize
     # Another size means another padding; the address must lie on a cache line.
-    address = torch.ops.mkldnn.data_ptr(packed)
-    fits = torch.ops.mkldnn._nbytes(packed) == size and not address % BLOCK  # noqa: SLF001
-    if outputs % BLOCK or inputs % per_word or not fits:
+    address = address_of(packed)
+    if outputs % BLOCK or inputs % per_word or size_of(packed) != size or address % BLOCK:
         return False
-    # oneDNN's tensors are opaque to torch: the only way to look at the bytes is by their address. No copy is made.
+    # The only way to look at the bytes is by their address. No copy is made.
     memory = (ctypes.c_char * size).from_address(address)
     together = _TOGETHER_IN_TILES if weight.dtype == torch.bfloat16 and _multiplies_by_tiles() else BLOCK
     found = torch.frombuffer(memory, dtype=weight.dtype).view(outputs // together, -1, together, per_word)
     # Three blocks are enough to recognize an order; comparing all would read every weight once more at load.
     for block in (0, len(found) // 2, len(found) - 1):
-        own = functional.pad(weight[block * together : (block + 1) * together], (0, padding))
-        if not torch.equal(found[block], own.view(together, -1, per_word).transpose(0, 1)):
+        own = weight[block * together : (block + 1) * together]
+        if not torch.equal(found[block], blocked(own, together)[0]):
             return False
     return True

@@ -2,8 +2,9 @@
 
 A plain `nn.Linear` has its weight reordered at every call, or is multiplied by a slower routine. For the few rows of a
 decode step the packed layer is up to three times as fast, and with `SkinnyGemm`, where it can be used, half as fast
-again. The product is the same. A packed weight can only be multiplied with, as Mamba does for its time steps; layers
-whose `weight` the module around them reads otherwise stay as they are, and the self-check finds what was overlooked.
+again. Where oneDNN has no bfloat16, `SkinnyGemm` multiplies all rows of it. The product is the same. A packed weight
+can only be multiplied with, as Mamba does for its time steps; layers whose `weight` the module around them reads
+otherwise stay as they are, and the self-check finds what was overlooked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from backends.native.engine.attention.interface import text_part
-from backends.native.engine.kernels.gemv import BLOCK, SkinnyGemm
+from backends.native.engine.kernels.gemv import BLOCK, SkinnyGemm, address_of, blocked, size_of, takes_all_rows
 from backends.native.engine.layers.fusion import alike, replace_modules
 from backends.native.machine import use_huge_pages
 
@@ -89,9 +90,9 @@ class PackedLinear(nn.Module):
 
     def settle(self) -> None:
         """Put the weight into huge pages, once unpacked ones are freed; it is read a tenth faster (measured)."""
-        size = torch.ops.mkldnn._nbytes(self._packed)  # noqa: SLF001
+        size = size_of(self._packed)
         if size >= _LEAST_IN_HUGE_PAGES:
-            use_huge_pages(torch.ops.mkldnn.data_ptr(self._packed), size)
+            use_huge_pages(address_of(self._packed), size)
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -153,7 +154,9 @@ class PackedExperts(nn.Module):
         if not all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed")):
             return None
         weights: list[Any] = [getattr(module, name, None) for name in _names(module)]
-        if any(not isinstance(each, Tensor) or each.dim() != 3 or not _is_packable(each) for each in weights):
+        if any(not isinstance(each, Tensor) or each.dim() != 3 for each in weights):
+            return None
+        if not all(_is_packable(each, each.shape[1 if module.is_transposed else 2]) for each in weights):
             return None
         smallest = min(each[0].numel() for each in weights)
         if smallest < (_LEAST if least is None else least):
@@ -254,8 +257,9 @@ def pack_linears(model: Any, least: int | None = None) -> None:
             return PackedExperts.of(module, least)
         if module in kept:
             return None
-        pays = _LEAST_OF_TEXT if module in text and module.weight.dtype == torch.bfloat16 else _LEAST
-        fits = module.weight.numel() >= (pays if least is None else least) and _is_packable(module.weight)
+        weight = module.weight
+        pays = _LEAST_OF_TEXT if module in text and weight.dtype == torch.bfloat16 else _LEAST
+        fits = weight.numel() >= (pays if least is None else least) and _is_packable(weight, module.in_features)
         return PackedLinear(module) if fits else None
 
     replace_modules(model, pack)
@@ -302,6 +306,8 @@ def _owner_of_weight(node: ast.AST) -> str | None:
 
 def _reordered(weight: Tensor) -> Tensor:
     """In the order that oneDNN chooses for one thread; for more, `SkinnyGemm` could not read that of small weights."""
+    if not _onednn_multiplies(weight.dtype):
+        return blocked(weight)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -311,9 +317,15 @@ def _reordered(weight: Tensor) -> Tensor:
     return packed
 
 
-def _is_packable(weight: Tensor) -> bool:
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+def _is_packable(weight: Tensor, inputs: int) -> bool:
+    if weight.device.type != "cpu":
         return False
-    if weight.dtype == torch.bfloat16:
+    return _onednn_multiplies(weight.dtype) or (weight.dtype == torch.bfloat16 and takes_all_rows(weight.dtype, inputs))
+
+
+def _onednn_multiplies(dtype: torch.dtype) -> bool:
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
-    return weight.dtype == torch.float32
+    return dtype == torch.float32

@@ -21,6 +21,8 @@ pytestmark = [
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return gemv.blocked(weight)
     return torch.ops.mkldnn._reorder_linear_weight(weight, 32)
 
 
@@ -103,6 +105,17 @@ def test_rows_of_other_counts_widths_and_dtypes_are_not_taken(rows: torch.Tensor
 def test_weights_that_are_not_blocked_are_left_to_onednn(shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight = torch.randn(shape).to(dtype)
     assert SkinnyGemm.of(weight, packed(weight), None) is None
+
+
+@pytest.mark.parametrize("inputs", [64, 40, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_packed_without_onednn_has_the_same_product(dtype: torch.dtype, inputs: int) -> None:
+    weight, rows = torch.randn(128, inputs).to(dtype), torch.randn(9, inputs).to(dtype)
+    expected = of(weight, None).multiply(rows)
+    product = SkinnyGemm.of(weight, gemv.blocked(weight), None)
+    if product is None:
+        pytest.skip("instructions for matrices want another order here")
+    assert torch.equal(product.multiply(rows), expected)
 
 
 @pytest.mark.parametrize("block", [0, 2, 4])

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
+from backends.native.engine.kernels.gemv import takes_all_rows
+from backends.native.engine.layers import packed_linear
 from backends.native.engine.layers.packed_linear import PackedLinear, pack_linears
 from backends.native.engine.loading.self_check import why_not_packed
 from tests.backends.native.engine.test_equality_with_generate import assert_equal, requests
@@ -35,6 +37,22 @@ def test_it_equals_the_plain_layer(shape: tuple[int, ...], bias: bool, dtype: to
         expected = model(rows)
         pack_linears(model, least=1)
         torch.testing.assert_close(model(rows), expected, atol=tolerance, rtol=tolerance)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("count", [1, 33, 70])
+def test_bfloat16_where_onednn_does_not_multiply_it(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not takes_all_rows(torch.bfloat16, 24):
+        pytest.skip("nothing was compiled, or instructions for matrices multiply bfloat16 here")
+    monkeypatch.setattr(packed_linear, "_onednn_multiplies", lambda dtype: False)
+    model, rows = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 3)).bfloat16(), torch.randn(count, 24).bfloat16()
+    expected = model(rows)
+    pack_linears(model, least=1)
+    assert [type(part) for part in model] == [PackedLinear, PackedLinear]
+    torch.testing.assert_close(model(rows), expected, atol=2e-2, rtol=2e-2)
+    odd = nn.Sequential(nn.Linear(23, 40)).bfloat16()
+    pack_linears(odd, least=1)
+    assert type(odd[0]) is nn.Linear
 
 
 @pytest.mark.parametrize("columns", [1, 5, 70])
@@ -64,8 +82,8 @@ def test_small_weights_are_left_alone() -> None:
 def test_small_weights_of_a_text_model_are_packed_in_bfloat16_and_its_towers_are_left_alone(
     dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN does not multiply bfloat16 here")
+    if not packed_linear._is_packable(torch.empty(24, 48, dtype=dtype), 48):
+        pytest.skip("nothing multiplies bfloat16 here")
     model = AutoModelForImageTextToText.from_pretrained(save_llava(tmp_path), dtype=dtype)
     text, tower = model.model.language_model.layers[0].self_attn, model.model.vision_tower.encoder.layers[0].self_attn
     assert text.k_proj.weight.numel() == 24 * 48
