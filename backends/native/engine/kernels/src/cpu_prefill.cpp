@@ -49,7 +49,7 @@ struct Tile {
       const i32x16 key = LANE_INDEX + (int)(v * LANES);
       const f32x16 score = scores[row][v] * scale;
       scores[row][v] = (key >= (int)first) & (key < (int)end) ? score : f32x16{} - INFINITY;
-      most = most > scores[row][v] ? most : scores[row][v];
+      most = if_less(scores[row][v], most, most, scores[row][v]);
     }
     float higher = highest[row];
     for (long lane = 0; lane < LANES; lane++) higher = std::max(higher, most[lane]);

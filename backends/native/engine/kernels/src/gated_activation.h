@@ -7,7 +7,7 @@ namespace gated {
 
 inline f32x16 sigmoid(f32x16 x) {
   const f32x16 highest = f32x16{} + 87.0f;  // exp of more is infinite
-  return 1.0f / (1.0f + vector_exp(-x > highest ? highest : -x));
+  return 1.0f / (1.0f + vector_exp(if_less(highest, -x, highest, -x)));
 }
 
 struct Sigmoid {

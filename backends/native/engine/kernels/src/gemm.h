@@ -3,9 +3,9 @@
 //
 // Strategy: the weight is read once, in order, 64 outputs at a time; that stream bounds a decode step. The sums of up
 // to six rows for 64 outputs fill 24 of the 32 registers of AVX-512; CPUs with less room for sums take as many outputs
-// at a time as they can. More rows take turns at pieces of the weight of K_PIECE words (32 KB), which stay in the
-// first- or second-level cache between turns. Memory must not rest meanwhile, so every turn prefetches its share of the
-// next piece: a CPU's own prefetcher stops when nothing new is read.
+// at a time as they can, in turns at pieces of SHORT_PIECE words. More rows take turns at pieces of the weight of
+// K_PIECE words (32 KB), which stay in the first- or second-level cache between turns. Memory must not rest meanwhile,
+// so every turn prefetches its share of the next piece: a CPU's own prefetcher stops when nothing new is read.
 //
 // Where a CPU multiplies pairs of bfloat16 slowly or not at all, products are computed in float32. For several tiles
 // both factors are widened before: the rows once, the weight a piece at a time. A row's sums are the same either way.
@@ -165,7 +165,10 @@ void multiply(const void* input, const void* packed, const void* bias, const voi
   const bool in_float32 = Dot::PER_WORD > 1 && multiplies_in_float32(), widens = in_float32 && rows > TILE;
   const long length = inputs / Dot::PER_WORD, padded = (length + PADDED - 1) / PADDED * PADDED;
   const bool shorter = rows <= SHORT_ROWS && !widens;
-  const long piece = widens ? WIDENED_PIECE : !shorter ? K_PIECE : rows > TILE ? SHORT_PIECE : length;
+  const long piece = widens                               ? WIDENED_PIECE
+                     : !shorter                           ? K_PIECE
+                     : rows > TILE || strip(rows) < PARTS ? SHORT_PIECE
+                                                          : length;
   // Every thread widens all rows, which takes less time than to wait for the others.
   static thread_local std::vector<float> widened;
   if (widens) {

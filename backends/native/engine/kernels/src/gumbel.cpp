@@ -17,9 +17,9 @@ inline f32x16 vector_log(f32x16 x) {
   const i32x16 bits = (i32x16)x;
   i32x16 exponent = (bits >> 23) - 126;
   f32x16 m = (f32x16)((bits & 0x007fffff) | 0x3f000000);  // from 1/2 to 1
-  const i32x16 small = m < 0.707106781186547524f;
-  exponent += small;  // a true lane is -1
-  m = (small ? m + m : m) - 1.0f;
+  const f32x16 root = f32x16{} + 0.707106781186547524f;
+  exponent += less(m, root);  // a true lane is -1
+  m = if_less(m, root, m + m, m) - 1.0f;
   const f32x16 square = m * m, n = __builtin_convertvector(exponent, f32x16);
   f32x16 p = m * 7.0376836292e-2f - 1.1514610310e-1f;
   p = p * m + 1.1676998740e-1f;
@@ -37,9 +37,9 @@ inline f32x16 vector_log(f32x16 x) {
 inline f32x16 gumbel(u32x16 bits) {
   const f32x16 uniform = (__builtin_convertvector(bits, f32x16) + 0.5f) * 0x1p-32f;
   const f32x16 most = f32x16{} + (1.0f - 0x1p-24f);
-  const f32x16 u = uniform < most ? uniform : most, rest = 1.0f - u;
+  const f32x16 u = if_less(uniform, most, uniform, most), rest = 1.0f - u;
   // log1p(-u) after Kahan: log(rest) * u / (rest - 1) cancels the rounding of 1 - u for small u.
-  const f32x16 logs = rest == 1.0f ? u : vector_log(rest) * u / (rest - 1.0f);
+  const f32x16 logs = if_equal(rest, f32x16{} + 1.0f, u, vector_log(rest) * u / (rest - 1.0f));
   return -vector_log(logs);
 }
 
@@ -54,7 +54,7 @@ extern "C" void add_gumbel_noise(float* scores, const uint32_t* keys, long rows,
       float* target = scores + row * count + at;
       const long left = end - at;
       const f32x16 score = load<Float32>(target, left);
-      if (!any(score > -INFINITY)) continue;  // masked tokens need no noise
+      if (!any(less(f32x16{} - INFINITY, score))) continue;  // masked tokens need no noise
       store<Float32>(target, score + gumbel(fmix32(fmix32((u32x16)LANE_INDEX + (uint32_t)at + low) ^ high)), left);
     }
   }

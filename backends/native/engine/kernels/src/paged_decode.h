@@ -159,7 +159,7 @@ struct Task {
       for (long j = 0; j < count; j += LANES) {
         f32x16 part;
         std::memcpy(&part, &scores[h][j], sizeof part);
-        maxima = part > maxima ? part : maxima;
+        maxima = if_less(maxima, part, part, maxima);
       }
       float most = highest[h];
       for (int lane = 0; lane < LANES; lane++) most = std::max(most, maxima[lane]);

@@ -8,6 +8,7 @@ namespace {
 
 constexpr long MAX_SIZE = 256;   // MAX_SIZE of selective_state.py
 constexpr long DISTANCE = 1024;  // numbers of the states that are prefetched ahead
+constexpr long WIDTH = REGISTER / sizeof(float);
 
 // Strides are of a sequence, a head and a row of a head; of `into` and `out`, of a sequence and a group of heads.
 struct Sizes {
@@ -17,6 +18,11 @@ struct Sizes {
 
 // The sum of each of 16 vectors, which are overwritten.
 inline f32x16 sum_each(f32x16* rows) {
+#ifndef __AVX512F__  // a shuffle of vectors that are wider than a register takes a move a lane
+  f32x16 found;
+  for (int row = 0; row < LANES; row++) found[row] = sum_lanes(rows[row]);
+  return found;
+#endif
   for (long count = LANES; count > 1; count /= 2)
     for (long at = 0; at < count / 2; at++)
       rows[at] = even_lanes(rows[2 * at], rows[2 * at + 1]) + odd_lanes(rows[2 * at], rows[2 * at + 1]);
@@ -25,10 +31,10 @@ inline f32x16 sum_each(f32x16* rows) {
 
 // log(1 + exp(x)). log(1 + y) is 2 atanh(y / (2 + y)), of which nine terms are left.
 inline f32x16 softplus(f32x16 x) {
-  const f32x16 y = vector_exp(x < 0.0f ? x : -x), s = y / (y + 2.0f), square = s * s;
+  const f32x16 y = vector_exp(if_less(x, f32x16{}, x, -x)), s = y / (y + 2.0f), square = s * s;
   f32x16 series = f32x16{} + 1.0f / 17;
   for (int odd = 15; odd > 0; odd -= 2) series = series * square + 1.0f / odd;
-  return (x < 0.0f ? f32x16{} : x) + 2.0f * s * series;
+  return if_less(x, f32x16{}, f32x16{}, x) + 2.0f * s * series;
 }
 
 // LANES numbers with a stride, or the `left` that remain.
@@ -69,26 +75,30 @@ void update(const Arrays& of, const Sizes& size, long sequence, long head, long 
   if (size.softplus) steps = round_to<Dtype>(softplus(steps));
   const f32x16 inputs = gather<Dtype>(of.inputs, place(size.inputs), size.inputs[2], left), scales = steps * inputs;
   const float* decay = of.decay + shared(size.decay);
-  const long count = SIZE ? SIZE : size.size, whole = count / LANES * LANES;
+  const long count = SIZE ? SIZE : size.size, whole = count / WIDTH * WIDTH;
   f32x16 factors = {}, sums[LANES] = {};
   if (ALIKE) factors = vector_exp(steps * gather<Float32>(decay, 0, size.decay[1], left));
   for (long lane = 0; lane < std::min(LANES, left); lane++) {
     float* state = of.state + (row + lane) * count;
     const float* own = decay + lane * size.decay[1];
-    const f32x16 step = f32x16{} + steps[lane], scale = f32x16{} + scales[lane];
-    f32x16 factor = f32x16{} + factors[lane], sum = {};
-    // LANES numbers of the row's state, or the `rest` that remain: a constant where it is LANES, for loads in one
+    const floats step = floats{} + steps[lane], scale = floats{} + scales[lane], factor = floats{} + factors[lane];
+    floats sum = {};
+    // WIDTH numbers of the row's state, or the `rest` that remain: a constant where it is WIDTH, for loads in one
     // piece.
     const auto advance = [&](long at, long rest) __attribute__((always_inline)) {
+      const auto part = [&](const float* numbers) __attribute__((always_inline)) {
+        floats found = {};
+        std::memcpy(&found, numbers + at, rest * sizeof *numbers);
+        return found;
+      };
       __builtin_prefetch(state + at + DISTANCE, 1, 2);
-      if (!ALIKE) factor = vector_exp(load<Float32>(own + at, rest) * step);
-      const f32x16 now = load<Float32>(state + at, rest) * factor + scale * load<Float32>(into + at, rest);
-      store<Float32>(state + at, now, rest);
-      sum += now * load<Float32>(out + at, rest);
+      const floats now = part(state) * (ALIKE ? factor : register_exp(part(own) * step)) + scale * part(into);
+      std::memcpy(state + at, &now, rest * sizeof *state);
+      sum += now * part(out);
     };
-    for (long at = 0; at < whole; at += LANES) advance(at, LANES);
+    for (long at = 0; at < whole; at += WIDTH) advance(at, WIDTH);
     if (whole < count) advance(whole, count - whole);
-    sums[lane] = sum;
+    std::memcpy(sums + lane, &sum, sizeof sum);
   }
   f32x16 outputs = sum_each(sums);
   if (of.skip) outputs += inputs * gather<Float32>(of.skip, shared(size.skip), size.skip[1], left);

@@ -9,7 +9,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#include <type_traits>
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -35,6 +36,26 @@ constexpr int REGISTER = 16;
 #endif
 typedef float floats __attribute__((vector_size(REGISTER)));
 typedef uint32_t words __attribute__((vector_size(REGISTER)));
+typedef int32_t ints __attribute__((vector_size(REGISTER)));
+
+// A function of registers, of each register of vectors in turn: comparisons and choices of wider vectors GCC makes lane
+// by lane.
+template <class FUNCTION, class... VECTORS>
+inline __attribute__((always_inline)) auto by_registers(FUNCTION of, const VECTORS&... vectors) {
+  const auto part = [](const auto& vector, int at) __attribute__((always_inline)) {
+    typedef std::decay_t<decltype(vector[0])> part_of __attribute__((vector_size(REGISTER)));
+    part_of found;
+    std::memcpy(&found, reinterpret_cast<const char*>(&vector) + at * REGISTER, REGISTER);
+    return found;
+  };
+  typedef std::decay_t<decltype(of(part(vectors, 0)...)[0])> whole __attribute__((vector_size(64)));
+  whole made;
+  for (int at = 0; at < 64 / REGISTER; at++) {
+    const auto found = of(part(vectors, at)...);
+    std::memcpy(reinterpret_cast<char*>(&made) + at * REGISTER, &found, REGISTER);
+  }
+  return made;
+}
 
 constexpr i32x16 LANE_INDEX = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -75,37 +96,55 @@ inline float sum_lanes(f32x16 values) {
   return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
 
-// The nearest whole number, for |x| < 2^31; x * 2^n for a whole n from -126 to 127; and the square root.
+// The lanes in which a < b, as all ones; `yes` in those, `no` in the others; `yes` where a is b, `no` in the others.
+inline i32x16 less(f32x16 a, f32x16 b) {
+  return by_registers([](floats a, floats b) { return (ints)(a < b); }, a, b);
+}
+inline f32x16 if_less(f32x16 a, f32x16 b, f32x16 yes, f32x16 no) {
+  return by_registers([](floats a, floats b, floats yes, floats no) { return a < b ? yes : no; }, a, b, yes, no);
+}
+inline f32x16 if_equal(f32x16 a, f32x16 b, f32x16 yes, f32x16 no) {
+  return by_registers([](floats a, floats b, floats yes, floats no) { return a == b ? yes : no; }, a, b, yes, no);
+}
+
+// The nearest whole number, for |x| < 2^22; x * 2^n for a whole n from -126 to 127; and the square root.
 #ifdef __AVX512F__
-inline f32x16 nearest(f32x16 x) { return (f32x16)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
-inline f32x16 scale_by_power(f32x16 x, f32x16 n) { return (f32x16)_mm512_scalef_ps((__m512)x, (__m512)n); }
-inline f32x16 square_root(f32x16 x) { return (f32x16)_mm512_sqrt_ps((__m512)x); }
+inline floats nearest(floats x) { return (floats)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
+inline floats scale_by_power(floats x, floats n) { return (floats)_mm512_scalef_ps((__m512)x, (__m512)n); }
+inline floats register_root(floats x) { return (floats)_mm512_sqrt_ps((__m512)x); }
 #else
-inline f32x16 nearest(f32x16 x) {
-  const f32x16 moved = x + (x < 0.0f ? f32x16{} - 0.5f : f32x16{} + 0.5f);
-  return __builtin_convertvector(__builtin_convertvector(moved, i32x16), f32x16);
+inline floats nearest(floats x) { return (x + 0x1.8p23f) - 0x1.8p23f; }  // its last bit is 1
+inline floats scale_by_power(floats x, floats n) {
+  return x * (floats)((__builtin_convertvector(n, ints) + 127) << 23);
 }
-inline f32x16 scale_by_power(f32x16 x, f32x16 n) {
-  return x * (f32x16)((__builtin_convertvector(n, i32x16) + 127) << 23);
-}
-inline f32x16 square_root(f32x16 x) {
-  for (int lane = 0; lane < LANES; lane++) x[lane] = std::sqrt(x[lane]);
+inline floats register_root(floats x) {
+#ifdef __AVX2__
+  return (floats)_mm256_sqrt_ps((__m256)x);
+#else
+  for (int lane = 0; lane < REGISTER / (int)sizeof(float); lane++) x[lane] = std::sqrt(x[lane]);
   return x;
+#endif
 }
 #endif
+inline f32x16 square_root(f32x16 x) {
+  return by_registers([](floats x) { return register_root(x); }, x);
+}
 
 // expf of Cephes: exp(x) = 2^n * exp(r) with |r| <= ln(2) / 2, exp(r) by a polynomial. NaN stays NaN; below -87: 0.
-inline f32x16 vector_exp(f32x16 x) {
-  const f32x16 lowest = f32x16{} - 87.0f, clamped = x < lowest ? lowest : x;
-  const f32x16 n = nearest(clamped * 1.44269504088896341f);          // x / ln(2)
-  const f32x16 r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln(2) in two parts: the product stays exact
-  f32x16 p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+inline floats register_exp(floats x) {
+  const floats lowest = floats{} - 87.0f, clamped = x < lowest ? lowest : x;
+  const floats n = nearest(clamped * 1.44269504088896341f);          // x / ln(2)
+  const floats r = clamped - n * 0.693359375f + n * 2.12194440e-4f;  // ln(2) in two parts: the product stays exact
+  floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  return x < lowest ? f32x16{} : scale_by_power(p, n);
+  return x < lowest ? floats{} : scale_by_power(p, n);
+}
+inline f32x16 vector_exp(f32x16 x) {
+  return by_registers([](floats x) { return register_exp(x); }, x);
 }
 
 #ifdef __AVX512F__
@@ -115,8 +154,9 @@ inline u16x16 truncate(u32x16 values) { return (u16x16)_mm512_cvtepi32_epi16((__
 inline f32x16 as_floats(i8x16 values) { return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)values)); }
 #else
 inline bool any(i32x16 mask) {
-  int32_t found = 0;
-  for (int lane = 0; lane < LANES; lane++) found |= mask[lane];
+  uint64_t pairs[LANES / 2], found = 0;
+  std::memcpy(pairs, &mask, sizeof pairs);
+  for (const uint64_t pair : pairs) found |= pair;
   return found;
 }
 inline u32x16 zero_extend(u16x16 values) { return __builtin_convertvector(values, u32x16); }
@@ -149,8 +189,12 @@ struct BFloat16 {
     return value != value ? 0x7fc0 : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   }
   static vector narrow(f32x16 values) {
-    const u32x16 bits = (u32x16)values, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return truncate(values != values ? u32x16{} + 0x7fc0 : rounded);
+    return truncate(by_registers(
+        [](floats values) {
+          const words bits = (words)values, rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+          return values != values ? words{} + 0x7fc0 : rounded;
+        },
+        values));
   }
 };
 

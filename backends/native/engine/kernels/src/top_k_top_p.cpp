@@ -24,7 +24,7 @@ inline float highest_of(const float* row, long count) {
   f32x16 most = f32x16{} - INFINITY;
   for (long at = 0; at < count; at += LANES) {
     const f32x16 part = load_scores(row, at, count);
-    most = part > most ? part : most;
+    most = if_less(most, part, part, most);
   }
   float highest = most[0];
   for (int lane = 1; lane < LANES; lane++) highest = std::max(highest, most[lane]);
@@ -39,7 +39,7 @@ float kth_highest(const float* row, long count, long k) {
   for (long at = 0; at < count; at += LANES) {
     const f32x16 part = load_scores(row, at, count);
     const bool filling = (long)best.size() < k;
-    if (!filling && !any(part > best.front())) continue;
+    if (!filling && !any(less(f32x16{} + best.front(), part))) continue;
     for (int lane = 0; lane < LANES; lane++) {
       if ((long)best.size() < k && part[lane] > -INFINITY) {
         best.push_back(part[lane]);
@@ -60,10 +60,11 @@ inline void add_weights(const float* row, long count, float highest, double* bin
   double odd[BINS] = {};
   for (long at = 0; at < count; at += LANES) {
     const f32x16 below = highest - load_scores(row, at, count), found = vector_exp(f32x16{} - below);
-    const f32x16 weights = found > 0.0f ? found : f32x16{};  // NaN weighs nothing
-    if (!any(weights > 0.0f)) continue;
+    const f32x16 weights = if_less(f32x16{}, found, found, f32x16{});  // NaN weighs nothing
+    if (!any(less(f32x16{}, weights))) continue;
     const f32x16 scaled = below * BINS_PER_UNIT, last = f32x16{} + (BINS - 1.0f);
-    const auto bin = __builtin_convertvector(weights > 0.0f ? (scaled < last ? scaled : last) : f32x16{}, i32x16);
+    const f32x16 bounded = if_less(scaled, last, scaled, last);
+    const auto bin = __builtin_convertvector(if_less(f32x16{}, weights, bounded, f32x16{}), i32x16);
     int32_t index[LANES];
     float weight[LANES];
     std::memcpy(index, &bin, sizeof index);
@@ -94,7 +95,7 @@ float lowest_of_nucleus(const float* row, long count, float mass) {
   std::vector<float> held;
   for (long at = 0; at < count; at += LANES) {
     const f32x16 part = load_scores(row, at, count);
-    if (!any((part > far) & (part < near))) continue;
+    if (!any(less(f32x16{} + far, part) & less(part, f32x16{} + near))) continue;
     for (int lane = 0; lane < LANES; lane++)
       if (part[lane] > far && part[lane] <= highest && bin_of(highest - part[lane]) == last) held.push_back(part[lane]);
   }

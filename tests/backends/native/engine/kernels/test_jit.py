@@ -122,6 +122,40 @@ def test_a_change_of_what_machine_code_depends_on_builds_anew(
     assert len({path.name.rpartition("-")[0] for path in folder.iterdir()}) == 2
 
 
+@pytest.mark.parametrize(
+    ("march", "features", "copies"),
+    [
+        ("", "sse2 avx avx2 fma", True),
+        ("", "avx2 avx512f", False),
+        ("", "asimd", False),
+        ("x86-64-v3", "avx2 avx512f", True),
+        ("x86-64-v4", "avx2 fma", False),
+    ],
+)
+def test_copies_of_whole_registers_are_asked_for_with_avx2_alone(
+    march: str, features: str, copies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(jit.MARCH_VARIABLE, march)
+    monkeypatch.setattr(jit, "_cpu_field", lambda *names: features)
+    assert jit._flags() == (jit.FLAGS + jit._WHOLE_COPIES if copies else jit.FLAGS)
+
+
+@needs_compiler
+def test_a_compiler_that_does_not_know_such_copies_is_not_asked_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(jit.MARCH_VARIABLE, "x86-64-v3" if jit.platform.machine() == "x86_64" else "native")
+    older = tmp_path / "g++"
+    older.write_text(f'#!/bin/sh\ncase "$*" in *move-max*) exit 1;; esac\nexec {jit.find_compiler()} "$@"\n')
+    older.chmod(0o755)
+    monkeypatch.setattr(jit, "find_compiler", lambda: str(older))
+    jit._copies_whole.cache_clear()
+    try:
+        assert seven(library(tmp_path / "src")) == 7
+    finally:
+        jit._copies_whole.cache_clear()
+
+
 @needs_compiler
 @pytest.mark.parametrize("damage", ["truncated", "planted", "link", "writable by others"])
 def test_a_library_that_is_not_what_was_built_is_rebuilt(

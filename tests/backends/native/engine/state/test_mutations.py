@@ -18,6 +18,7 @@ from tests.backends.native.engine.state import test_delta_rule, test_griffin_upd
 
 pytestmark = [pytest.mark.torch, needs_compiler]
 
+HAS_AVX512 = "avx512f" in jit._cpu_field("flags").split()
 COMPARISONS: dict[str, tuple[Callable[..., None], list[tuple[Any, ...]]]] = {
     "delta_rule": (test_delta_rule.compare, test_delta_rule.CASES),
     "griffin": (test_griffin_update.compare, test_griffin_update.CASES),
@@ -65,18 +66,20 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
     "selective_state": {
         "no bias": ("if (of.bias)", "if (false)"),
         "steps as they come": ("if (size.softplus)", "if (false)"),
-        "no softplus of negative steps": ("x < 0.0f ? x : -x", "x"),
+        "no softplus of negative steps": ("if_less(x, f32x16{}, x, -x)", "x"),
         "no input where all is skipped": ("if (of.skip)", "if (false)"),
         "no gate": ("if (of.gate)", "if (false)"),
         "the first row's decay": ("decay + lane * size.decay[1]", "decay"),
-        "the first row's steps": ("f32x16{} + factors[lane]", "f32x16{} + factors[0]"),
+        "the first row's steps": ("floats{} + factors[lane]", "floats{} + factors[0]"),
         "heads decay alike": ("const float* decay = of.decay + shared(size.decay);", "const float* decay = of.decay;"),
         "another group": ("head / (size.heads / size.groups)", "head % size.groups"),
         "the first sequence's inputs": ("sequence * size.into[0] + group", "group"),
-        "the state stays": ("store<Float32>(state + at, now, rest);", ""),
+        "the state stays": ("std::memcpy(state + at, &now, rest * sizeof *state);", ""),
         "no tail": ("if (whole < count)", "if (false)"),
         "the output of the last numbers": ("sum += now", "sum = now"),
-        "the output of every other number": (" + odd_lanes(rows[2 * at], rows[2 * at + 1]);", ";"),
+        "the output of every other number": (" + odd_lanes(rows[2 * at], rows[2 * at + 1]);", ";")
+        if HAS_AVX512
+        else ("sum_lanes(rows[row])", "sum_lanes(even_lanes(rows[row], f32x16{}))"),
     },
 }
 
