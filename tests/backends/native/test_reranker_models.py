@@ -78,9 +78,9 @@ async def test_the_option_says_how_a_model_is_asked(tmp_path: Path) -> None:
     ids = AutoTokenizer.from_pretrained(folder, local_files_only=True).convert_tokens_to_ids(["yes", "no"])
     table = {"prompt": KNOWN["qwen3"].prompt, "instruction": KNOWN["qwen3"].instruction}
     async with running(folder, reranker=Reranker(**table, answers=tuple(ids))) as backend:
-        told = (await backend.score(score(*PAIRS))).values
+        scored = (await backend.score(score(*PAIRS))).values
     # The last bit of a sum in float32 may differ with the pairs that the engine takes together.
-    torch.testing.assert_close(torch.tensor(told), torch.tensor(known.values), atol=1e-6, rtol=0)
+    torch.testing.assert_close(torch.tensor(scored), torch.tensor(known.values), atol=1e-6, rtol=0)
     for wrong, why in ((table | {"answers": ("yes it is",)}, "tokens of the model"), (table, "needs `answers`")):
         with pytest.raises(BackendUnavailable, match=why):
             async with running(folder, reranker=Reranker(**wrong)):
