@@ -113,7 +113,7 @@ inline floats nearest(floats x) { return (floats)_mm512_roundscale_ps((__m512)x,
 inline floats scale_by_power(floats x, floats n) { return (floats)_mm512_scalef_ps((__m512)x, (__m512)n); }
 inline floats register_root(floats x) { return (floats)_mm512_sqrt_ps((__m512)x); }
 #else
-inline floats nearest(floats x) { return (x + 0x1.8p23f) - 0x1.8p23f; }  // its last bit is 1
+inline floats nearest(floats x) { return (x + 0x1.8p23f) - 0x1.8p23f; }  // floats of that size are whole
 inline floats scale_by_power(floats x, floats n) {
   return x * (floats)((__builtin_convertvector(n, ints) + 127) << 23);
 }
