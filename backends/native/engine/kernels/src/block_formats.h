@@ -14,8 +14,6 @@
 
 namespace blocks {
 
-typedef uint8_t u8x16 __attribute__((vector_size(16)));
-
 template <class Vector>
 Vector field(const uint8_t* block, long index) {
   Vector numbers;
@@ -27,32 +25,26 @@ Vector field(const uint8_t* block, long index) {
 inline u32x16 word(const uint8_t* block, long index) { return field<u32x16>(block, index); }
 
 // The number in byte `index` of each lane's block, and the float16 in two bytes.
-#ifdef __AVX512F__
-inline i32x16 byte(const uint8_t* block, long index) {
-  return (i32x16)_mm512_cvtepu8_epi32((__m128i)field<u8x16>(block, index));
-}
-inline i32x16 signed_byte(const uint8_t* block, long index) {
-  return (i32x16)_mm512_cvtepi8_epi32((__m128i)field<u8x16>(block, index));
-}
+inline i32x16 byte(const uint8_t* block, long index) { return widen_bytes(field<u8x16>(block, index)); }
+inline i32x16 signed_byte(const uint8_t* block, long index) { return widen_bytes(field<i8x16>(block, index)); }
 inline f32x16 half(const uint8_t* block, long index) {
-  return (f32x16)_mm512_cvtph_ps((__m256i)field<u16x16>(block, index));
-}
+  const auto numbers = field<u16x16>(block, index);
+#if defined(__AVX512F__)
+  return (f32x16)_mm512_cvtph_ps((__m256i)numbers);
+#elif defined(__F16C__)
+  __m128i halves[2];
+  std::memcpy(halves, &numbers, sizeof halves);
+  const __m256 floats[] = {_mm256_cvtph_ps(halves[0]), _mm256_cvtph_ps(halves[1])};
+  f32x16 both;
+  std::memcpy(&both, floats, sizeof both);
+  return both;
 #else
-inline i32x16 byte(const uint8_t* block, long index) {
-  return __builtin_convertvector(field<u8x16>(block, index), i32x16);
-}
-inline i32x16 signed_byte(const uint8_t* block, long index) {
-  return __builtin_convertvector(field<i8x16>(block, index), i32x16);
-}
-inline f32x16 half(const uint8_t* block, long index) {
-  const i32x16 bits = __builtin_convertvector(field<u16x16>(block, index), i32x16), sign = (bits & 0x8000) << 16;
+  const i32x16 bits = __builtin_convertvector(numbers, i32x16), sign = (bits & 0x8000) << 16;
   // The exponent moves from a bias of 15 to one of 127 by a product, which is right for subnormal numbers, too.
   const f32x16 size = (f32x16)((bits & 0x7fff) << 13) * 0x1p112f;
   return (f32x16)((i32x16)size | sign);
-}
 #endif
-
-inline f32x16 to_float(i32x16 numbers) { return __builtin_convertvector(numbers, f32x16); }
+}
 
 // The formats. SIZE: the weights of a block; BYTES: its bytes; GROUP: neighbours that share scale and least;
 // `each(block, visit)`: calls visit(index, levels, scale, least) for each group of the block; byte j of levels[w] is

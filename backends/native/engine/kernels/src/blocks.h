@@ -29,8 +29,16 @@ constexpr long AHEAD = 4096;  // bytes between what is read and what is prefetch
 
 // The levels in byte `index` of each lane, less OFFSET.
 template <class Format>
-f32x16 level(u32x16 words, int index) {
+inline __attribute__((always_inline)) f32x16 level(u32x16 words, int index) {
   return to_float((i32x16)(words >> 8 * index & 255) - (int)Format::OFFSET);
+}
+
+// The same times PLACES[index]: without a shift, which takes as long as the product.
+constexpr long PLACES[] = {1, 1 << 8, 1 << 16, 1};
+template <class Format>
+inline __attribute__((always_inline)) f32x16 placed_level(u32x16 words, int index) {
+  const u32x16 placed = index == 3 ? words >> 24 : words & 255 * (uint32_t)PLACES[index];
+  return to_float((i32x16)placed - (int)(Format::OFFSET * PLACES[index]));
 }
 
 // weights[inputs, `stride`]: those of LANES outputs, one row of lanes for each input.
@@ -53,7 +61,7 @@ struct Activations {
   int32_t totals[3][2];  // of the first half, of the second one, of both: of bytes[0], and of the others together
   float factor;
 #else
-  float numbers[COUNT];
+  float numbers[COUNT];  // divided by PLACES[k % 4]
 #endif
   float sums[3];  // of the first half, of the second one, of both
 
@@ -78,7 +86,11 @@ struct Activations {
     }
     for (int place = 0; place < 2; place++) totals[2][place] = totals[0][place] + totals[1][place];
 #else
-    std::memcpy(numbers, halves, sizeof halves);
+    constexpr float one = 1, second = 1.0f / PLACES[1], third = 1.0f / PLACES[2];
+    constexpr f32x16 by = {one, second, third, one, one, second, third, one,
+                           one, second, third, one, one, second, third, one};
+    const f32x16 placed[] = {halves[0] * by, halves[1] * by};
+    std::memcpy(numbers, placed, sizeof placed);
 #endif
   }
 
@@ -180,26 +192,77 @@ void dot(const uint8_t* block, long inputs, const Activations* activations, long
     }
 }
 #else
-// products[rows, VECTORS], the first of each row, += activations[inputs / COUNT, rows] by LANES outputs.
+constexpr long TILE = 3;  // rows whose sums stay in registers
+
+// products[ROWS, VECTORS], the first of each row, += by[ROWS] by a group of weights; `numbers` are its placed
+// levels. Even and odd inputs have sums of their own: a sum waits for the one before it.
+template <class Format, int ROWS>
+void add_numbers(const f32x16* numbers, const Activations* by, Place<Format> place, f32x16 scale, f32x16 least,
+                 f32x16* products) {
+  const auto* weights = reinterpret_cast<const floats*>(numbers);
+  const auto *scales = reinterpret_cast<const floats*>(&scale), *leasts = reinterpret_cast<const floats*>(&least);
+  floats sums[2][ROWS][REGISTERS] = {};
+#pragma GCC unroll 2
+  for (int pair = 0; pair < Format::GROUP; pair += 2)
+#pragma GCC unroll 2
+    for (int odd = 0; odd < 2; odd++)
+#pragma GCC unroll 4
+      for (int part = 0; part < REGISTERS; part++) {
+        const floats weight = weights[(pair + odd) * REGISTERS + part];
+        for (int row = 0; row < ROWS; row++) sums[odd][row][part] += weight * by[row].numbers[place.start + pair + odd];
+      }
+  for (int row = 0; row < ROWS; row++)
+    for (int part = 0; part < REGISTERS; part++) {
+      floats& product = reinterpret_cast<floats*>(products + row * VECTORS)[part];
+      floats total = product;
+      if constexpr (!Format::OFFSET) total += leasts[part] * by[row].sums[place.part];
+      product = total + (sums[0][row][part] + sums[1][row][part]) * scales[part];
+    }
+}
+
+// The same for few rows, which take each number as it is unpacked: to keep them takes longer than to multiply them.
+template <class Format, int ROWS>
+void add_levels(const u32x16* levels, const Activations* by, Place<Format> place, f32x16 scale, f32x16 least,
+                f32x16* products) {
+  f32x16 sums[2][ROWS] = {};
+#pragma GCC unroll 32
+  for (int k = 0; k < Format::GROUP; k++) {
+    const f32x16 number = placed_level<Format>(levels[k / 4], k % 4);
+    for (int row = 0; row < ROWS; row++) sums[k % 2][row] += number * by[row].numbers[place.start + k];
+  }
+  for (int row = 0; row < ROWS; row++) {
+    f32x16 total = products[row * VECTORS];
+    if constexpr (!Format::OFFSET) total += least * by[row].sums[place.part];
+    products[row * VECTORS] = total + (sums[0][row] + sums[1][row]) * scale;
+  }
+}
+
+// products[ROWS, VECTORS], the first of each row, += activations[inputs / COUNT, ROWS] by LANES outputs.
+template <class Format, int ROWS>
+void dot_few(const uint8_t* block, long inputs, const Activations* activations, f32x16* products) {
+  each_group<Format>(block, inputs, [&](long at, const u32x16* levels, f32x16 scale, f32x16 least) {
+    const Activations* by = activations + at / Activations::COUNT * ROWS;
+    add_levels<Format, ROWS>(levels, by, Place<Format>(at), scale, least, products);
+  });
+}
+
+// The same for `rows`.
 template <class Format>
 void dot(const uint8_t* block, long inputs, const Activations* activations, long rows, f32x16* products) {
+  if (rows == 1) return dot_few<Format, 1>(block, inputs, activations, products);
+  if (rows == 2) return dot_few<Format, 2>(block, inputs, activations, products);
   each_group<Format>(block, inputs, [&](long at, const u32x16* levels, f32x16 scale, f32x16 least) {
     const Activations* by = activations + at / Activations::COUNT * rows;
     const Place<Format> place(at);
-    f32x16 numbers[Format::GROUP];  // for all rows: it takes longer than to multiply them by one
+    f32x16 numbers[Format::GROUP];
 #pragma GCC unroll 32
-    for (int k = 0; k < Format::GROUP; k++) numbers[k] = level<Format>(levels[k / 4], k % 4);
-    for (long row = 0; row < rows; row++, by++) {
-      f32x16 product = {}, other = {};
-#pragma GCC unroll 32
-      for (int k = 0; k < Format::GROUP; k += 2) {
-        product += numbers[k] * by->numbers[place.start + k];
-        other += numbers[k + 1] * by->numbers[place.start + k + 1];
-      }
-      f32x16 total = products[row * VECTORS];
-      if constexpr (!Format::OFFSET) total += least * by->sums[place.part];
-      products[row * VECTORS] = total + (product + other) * scale;
-    }
+    for (int k = 0; k < Format::GROUP; k++) numbers[k] = placed_level<Format>(levels[k / 4], k % 4);
+    f32x16* to = products;
+    long left = rows;
+    for (; left >= TILE; left -= TILE, by += TILE, to += TILE * VECTORS)
+      add_numbers<Format, TILE>(numbers, by, place, scale, least, to);
+    if (left == 2) add_numbers<Format, 2>(numbers, by, place, scale, least, to);
+    if (left == 1) add_numbers<Format, 1>(numbers, by, place, scale, least, to);
   });
 }
 #endif

@@ -15,7 +15,7 @@ constexpr long VECTORS = MAX_WIDTH / LANES;
 #ifdef __AVX512F__
 constexpr int SUMS = 24;  // vectors of sums that stay in the CPU's registers
 #else
-constexpr int SUMS = 4;  // with 6, three heads take twice as long by AVX2
+constexpr int SUMS = 6;
 #endif
 
 // So many keys, or vectors of a value, are taken at a time that the sums of `heads` stay in registers.
@@ -51,6 +51,50 @@ inline f32x16 add_across(const f32x16* vectors) {
   }
 }
 
+// The sums of LANES vectors' lanes, in two steps: WIDE vectors become FOLDS registers, and all of these the sums.
+#ifdef __AVX512F__
+template <int WIDE>
+constexpr int FOLDS = 1;
+template <int WIDE>
+void fold(const floats (*vectors)[REGISTERS], floats* folded) {
+  *folded = add_across<__builtin_ctz(WIDE)>(*vectors);
+}
+template <int WIDE>
+f32x16 sums_of(const floats* folded) {
+  return add_across<4, __builtin_ctz(WIDE)>(folded);
+}
+#else
+// Shuffles of two vectors of that size are many instructions each.
+template <int WIDE>
+constexpr int FOLDS = WIDE;
+template <int WIDE>
+void fold(const floats (*vectors)[REGISTERS], floats* folded) {
+  for (int j = 0; j < WIDE; j++) {
+    folded[j] = vectors[j][0];
+    for (int part = 1; part < REGISTERS; part++) folded[j] += vectors[j][part];
+  }
+}
+template <int WIDE>
+f32x16 sums_of(const floats* folded) {
+  f32x16 sums;
+#ifdef __AVX2__
+  for (int half = 0; half < 2; half++, folded += LANES / 2) {
+    const auto pairs = [folded](int j) { return _mm256_hadd_ps((__m256)folded[j], (__m256)folded[j + 1]); };
+    const __m256 lower = _mm256_hadd_ps(pairs(0), pairs(2)), upper = _mm256_hadd_ps(pairs(4), pairs(6));
+    const floats own =
+        (floats)(_mm256_permute2f128_ps(lower, upper, 0x20) + _mm256_permute2f128_ps(lower, upper, 0x31));
+    std::memcpy(reinterpret_cast<char*>(&sums) + half * sizeof own, &own, sizeof own);
+  }
+#else
+  for (int j = 0; j < LANES; j++) {
+    sums[j] = 0;
+    for (int lane = 0; lane < REGISTER / (int)sizeof(float); lane++) sums[j] += folded[j][lane];
+  }
+#endif
+  return sums;
+}
+#endif
+
 // LANES words at `from`, of which `left` numbers remain; the others are 0.
 template <class Dot>
 u32x16 load_words(const typename Dot::scalar* from, long left) {
@@ -71,11 +115,11 @@ struct SameDtype {
   using scalar = typename Queries::scalar;
   using stored = scalar;
   static constexpr bool SCALED = false;
-  static constexpr long HEADS = 8;  // the most of a task
+  static constexpr long HEADS = REGISTER == 64 ? 8 : 4;  // the most of a task
   static u32x16 query(const scalar* from, long left) { return load_words<Queries>(from, left); }
   static u32x16 words(const stored* from, long left) { return load_words<Queries>(from, left); }
   static f32x16 numbers(const stored* from, long left) { return load<Queries>(from, left); }
-  static scalar narrow(float value) { return Queries::narrow(value); }
+  using Output = Queries;
 };
 
 // In 8 bits, with a factor for each key and value of a head; they are multiplied in float32.
@@ -94,9 +138,9 @@ struct EightBits {
       std::memcpy(&values, from, sizeof values);
     else
       std::memcpy(&values, from, left);
-    return as_floats(values);
+    return to_float(widen_bytes(values));
   }
-  static scalar narrow(float value) { return Queries::narrow(value); }
+  using Output = Queries;
 };
 
 // The pools of a layer, from one key head on; `key_scales` and `value_scales` for 8 bits only.
@@ -120,27 +164,32 @@ struct Task {
 
   // Scores of `count` keys; of the last vector's spare lanes, those of any key.
   void score(const stored* const* keys, const float* scales, long count, long width, float scale) {
-    constexpr int WIDE = wide(COUNT, LANES), FOLDED = __builtin_ctz(WIDE);
+    constexpr int WIDE = wide(COUNT, LANES);
     for (long first = 0; first < count; first += LANES) {
-      f32x16 folded[COUNT][LANES / WIDE];
-      for (int part = 0; part < LANES / WIDE; part++) {
-        const stored* const* own = keys + first + part * WIDE;
-        f32x16 dot[COUNT][WIDE] = {};
+      floats folded[COUNT][LANES / WIDE * FOLDS<WIDE>];
+      for (int turn = 0; turn < LANES / WIDE; turn++) {
+        const stored* const* own = keys + first + turn * WIDE;
+        floats dot[COUNT][WIDE][REGISTERS] = {};
         const auto add = [&](long d, long left) __attribute__((always_inline)) {
 #pragma GCC unroll 16
           for (int j = 0; j < WIDE; j++) {
-            const u32x16 key = Pages::words(own[j] + d, left);
+            const Parts<words> key(Pages::words(own[j] + d, left));
 #pragma GCC unroll 8
-            for (int h = 0; h < COUNT; h++) dot[h][j] = Dot::add(dot[h][j], query[h][d / STEP], key);
+            for (int h = 0; h < COUNT; h++)
+#pragma GCC unroll 4
+              for (int part = 0; part < REGISTERS; part++) {
+                const words by = reinterpret_cast<const words*>(&query[h][d / STEP])[part];
+                dot[h][j][part] = Dot::add(dot[h][j][part], by, key.of[part]);
+              }
           }
         };
         long d = 0;
         for (; d + STEP <= width; d += STEP) add(d, STEP);
         if (d < width) add(d, width - d);
-        for (int h = 0; h < COUNT; h++) folded[h][part] = add_across<FOLDED>(dot[h]);
+        for (int h = 0; h < COUNT; h++) fold<WIDE>(dot[h], folded[h] + turn * FOLDS<WIDE>);
       }
       for (int h = 0; h < COUNT; h++) {
-        f32x16 found = add_across<4, FOLDED>(folded[h]) * scale;
+        f32x16 found = sums_of<WIDE>(folded[h]) * scale;
         if constexpr (Pages::SCALED) {
           f32x16 factors;
           std::memcpy(&factors, scales + first, sizeof factors);
@@ -181,18 +230,24 @@ struct Task {
   // Add `count` values by their weights: WIDE vectors of them from number `d` on, of which `left` numbers remain.
   template <int WIDE>
   void add_vectors(const stored* const* values, long count, long d, long left) {
-    f32x16 sum[COUNT][WIDE];
+    floats sum[COUNT][WIDE][REGISTERS];
     for (int h = 0; h < COUNT; h++)
-      for (int v = 0; v < WIDE; v++) sum[h][v] = sums[h][d / LANES + v];
+      for (int v = 0; v < WIDE; v++)
+        for (int part = 0; part < REGISTERS; part++)
+          sum[h][v][part] = reinterpret_cast<const floats*>(&sums[h][d / LANES + v])[part];
     for (long j = 0; j < count; j++)
 #pragma GCC unroll 8
       for (int v = 0; v < WIDE; v++) {
-        const f32x16 value = Pages::numbers(values[j] + d + v * LANES, left);
+        const Parts<floats> value(Pages::numbers(values[j] + d + v * LANES, left));
 #pragma GCC unroll 8
-        for (int h = 0; h < COUNT; h++) sum[h][v] += value * scores[h][j];
+        for (int h = 0; h < COUNT; h++)
+#pragma GCC unroll 4
+          for (int part = 0; part < REGISTERS; part++) sum[h][v][part] += value.of[part] * scores[h][j];
       }
     for (int h = 0; h < COUNT; h++)
-      for (int v = 0; v < WIDE; v++) sums[h][d / LANES + v] = sum[h][v];
+      for (int v = 0; v < WIDE; v++)
+        for (int part = 0; part < REGISTERS; part++)
+          reinterpret_cast<floats*>(&sums[h][d / LANES + v])[part] = sum[h][v][part];
   }
 
   // The same, whole.
@@ -232,9 +287,9 @@ struct Task {
       softmax(count, size.value_width);
       add_values(own_values, value_scales, count, size.value_width);
     }
-    for (int h = 0; h < COUNT; h++)
-      for (long d = 0; d < size.value_width; d++)
-        output[h * size.value_width + d] = Pages::narrow(sums[h][d / LANES][d % LANES] / weight[h]);
+    for (int h = 0; h < COUNT; h++, output += size.value_width)
+      for (long d = 0; d < size.value_width; d += LANES)
+        store<typename Pages::Output>(output + d, sums[h][d / LANES] / weight[h], size.value_width - d);
   }
 };
 

@@ -22,6 +22,8 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef int16_t i16x16 __attribute__((vector_size(32)));
+typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 typedef float f32x8 __attribute__((vector_size(32)));
 typedef float f32x4 __attribute__((vector_size(16)));
@@ -37,6 +39,18 @@ constexpr int REGISTER = 16;
 typedef float floats __attribute__((vector_size(REGISTER)));
 typedef uint32_t words __attribute__((vector_size(REGISTER)));
 typedef int32_t ints __attribute__((vector_size(REGISTER)));
+
+constexpr int REGISTERS = 64 / REGISTER;  // of a vector of 16 lanes
+
+// A vector's registers, which are a `REGISTER_TYPE` each.
+template <class REGISTER_TYPE>
+struct Parts {
+  REGISTER_TYPE of[REGISTERS];
+  template <class VECTOR>
+  explicit Parts(const VECTOR& vector) {
+    std::memcpy(of, &vector, sizeof of);
+  }
+};
 
 // A function of registers, of each register of vectors in turn: comparisons and choices of wider vectors GCC makes lane
 // by lane.
@@ -151,7 +165,8 @@ inline f32x16 vector_exp(f32x16 x) {
 inline bool any(i32x16 mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
 inline u32x16 zero_extend(u16x16 values) { return (u32x16)_mm512_cvtepu16_epi32((__m256i)values); }
 inline u16x16 truncate(u32x16 values) { return (u16x16)_mm512_cvtepi32_epi16((__m512i)values); }
-inline f32x16 as_floats(i8x16 values) { return (f32x16)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)values)); }
+inline i32x16 widen_bytes(u8x16 values) { return (i32x16)_mm512_cvtepu8_epi32((__m128i)values); }
+inline i32x16 widen_bytes(i8x16 values) { return (i32x16)_mm512_cvtepi8_epi32((__m128i)values); }
 #else
 inline bool any(i32x16 mask) {
   uint64_t pairs[LANES / 2], found = 0;
@@ -161,10 +176,13 @@ inline bool any(i32x16 mask) {
 }
 inline u32x16 zero_extend(u16x16 values) { return __builtin_convertvector(values, u32x16); }
 inline u16x16 truncate(u32x16 values) { return __builtin_convertvector(values, u16x16); }
-inline f32x16 as_floats(i8x16 values) {
-  return __builtin_convertvector(__builtin_convertvector(values, i32x16), f32x16);
+// In two steps: GCC takes one from 8 bits to 32 lane by lane.
+template <class BYTES>
+i32x16 widen_bytes(BYTES values) {
+  return __builtin_convertvector(__builtin_convertvector(values, i16x16), i32x16);
 }
 #endif
+inline f32x16 to_float(i32x16 numbers) { return __builtin_convertvector(numbers, f32x16); }
 
 // A dtype: how one number (scalar) and LANES numbers (vector) lie in memory, and how they become float32 and back.
 
