@@ -33,7 +33,7 @@ inline __attribute__((always_inline)) f32x16 level(u32x16 words, int index) {
   return to_float((i32x16)(words >> 8 * index & 255) - (int)Format::OFFSET);
 }
 
-// The same times PLACES[index]: without a shift, which takes as long as the product.
+// The same times PLACES[index]. It saves the shift, which takes as long as the product does.
 constexpr long PLACES[] = {1, 1 << 8, 1 << 16, 1};
 template <class Format>
 inline __attribute__((always_inline)) f32x16 placed_level(u32x16 words, int index) {
@@ -220,7 +220,8 @@ void add_numbers(const f32x16* numbers, const Activations* by, Place<Format> pla
     }
 }
 
-// The same for few rows, which take each number as it is unpacked: to keep them takes longer than to multiply them.
+// The same for few rows, which multiply each level as it is unpacked: storing the levels takes longer than the
+// products.
 template <class Format, int ROWS>
 void add_levels(const u32x16* levels, const Activations* by, Place<Format> place, f32x16 scale, f32x16 least,
                 f32x16* products) {

@@ -51,7 +51,8 @@ inline f32x16 add_across(const f32x16* vectors) {
   }
 }
 
-// The sums of LANES vectors' lanes, in two steps: WIDE vectors become FOLDS registers, and all of these the sums.
+// The sums of LANES vectors' lanes, in two steps: `fold` makes FOLDS registers of WIDE vectors, `sums_of` the sums of
+// all those registers.
 #ifdef __AVX512F__
 template <int WIDE>
 constexpr int FOLDS = 1;
@@ -64,7 +65,7 @@ f32x16 sums_of(const floats* folded) {
   return add_across<4, __builtin_ctz(WIDE)>(folded);
 }
 #else
-// Shuffles of two vectors of that size are many instructions each.
+// Without AVX-512 a shuffle of two vectors of 64 bytes is many instructions.
 template <int WIDE>
 constexpr int FOLDS = WIDE;
 template <int WIDE>
