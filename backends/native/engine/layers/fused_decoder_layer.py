@@ -10,6 +10,7 @@ than 64 sequences, or run under another attention kernel go through the layer's 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -58,6 +59,41 @@ class _Layer(ctypes.Structure):
     """A layer's weights and sizes: `Layer` of `src/fused_decoder_layer.cpp`."""
 
     _fields_ = tuple((name, kind) for names, kind in _LAYER.items() for name in names.split())
+
+
+class _Step(ctypes.Structure):
+    """What is the same for all layers of a step: `Step` of `src/fused_decoder_layer.cpp`."""
+
+    _fields_ = (
+        ("cosines", ctypes.c_void_p),
+        ("sines", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+        ("contexts", ctypes.c_void_p),
+        ("scratch", ctypes.c_void_p),
+        ("room", ctypes.c_void_p),
+        ("rows", ctypes.c_long),
+        ("rotated", ctypes.c_long),
+        ("table", ctypes.c_long),
+        ("page", ctypes.c_long),
+        ("threads", ctypes.c_long),
+    )
+
+
+@dataclass(slots=True, eq=False)
+class _StepPlan:
+    """A step as layers of one kind are given it, and what keeps its memory alive.
+
+    Attributes:
+        step: addresses and sizes.
+        rotary: the model's cosines and sines, which the plan is for.
+        memory: of the addresses that nothing else keeps alive.
+    """
+
+    step: _Step
+    rotary: Any
+    memory: tuple[Tensor, ...]
 
 
 class FusedDecoderLayer(nn.Module):
@@ -123,31 +159,20 @@ class FusedDecoderLayer(nn.Module):
             output: Tensor = self.layer(hidden_states, **given)
             return output
         report_progress()
-        # The compiled code works in place, and model code may keep the layer's input (`output_hidden_states`).
-        hidden, metadata = hidden_states.clone(memory_format=torch.contiguous_format), forward.metadata
+        hidden = hidden_states.contiguous()
+        # Not in place: model code may keep the layer's input (`output_hidden_states`).
+        output = torch.empty_like(hidden)
+        step = self._step(forward, given["position_embeddings"], hidden)
         layer = forward.cache.layer(self._index, self._like, self._like)
-        batch = decode_batch(metadata)
-        rows, width = hidden.shape[1], self._like.shape[2]
-        cosines, sines = rotary_tables(given["position_embeddings"], rows, width, hidden)
         self._compute(
-            # Nine addresses of this step, two of memory for it, and one of its sizes (`Step` of the C++).
-            ctypes.addressof(self._few if rows <= self._most_of_few else self._description),
+            ctypes.addressof(self._few if step.rows <= self._most_of_few else self._description),
+            ctypes.addressof(step),
             hidden.data_ptr(),
-            cosines.data_ptr(),
-            sines.data_ptr(),
-            metadata.slots.data_ptr(),
+            output.data_ptr(),
             layer.keys.data_ptr(),
             layer.values.data_ptr(),
-            batch.tokens.data_ptr(),
-            batch.tables.data_ptr(),
-            batch.contexts.data_ptr(),
-            self._memory("scratch", metadata, rows * self._scratch_width, self._like.dtype).data_ptr(),
-            self._memory("room", metadata, rows * self._room_width, torch.float32).data_ptr(),
-            (ctypes.c_long * 5)(
-                rows, cosines.shape[-1], batch.tables.shape[1], forward.cache.block_size, torch.get_num_threads()
-            ),
         )
-        return hidden
+        return output
 
     def _takes(self, hidden: Tensor, forward: Forward) -> bool:
         # Checked at every call: the same layer serves prompts. Under another kernel than `best_kernel` (a test's, or
@@ -155,13 +180,24 @@ class FusedDecoderLayer(nn.Module):
         few = 0 < hidden.shape[1] <= MAX_ROWS and hidden.dtype == self._like.dtype and not forward.cache.in_8_bits
         return few and forward.kernel is best_kernel and decode_batch(forward.metadata).is_whole_step
 
-    def _memory(self, name: str, metadata: AttentionMetadata, size: int, dtype: torch.dtype) -> Tensor:
-        """Memory for what one part of the layer hands to the next; all layers of a step share it."""
-        # One allocation a step: `plans` lives as long as the step's metadata, and layers run one after the other.
-        memory: Tensor | None = metadata.plans.get(name)
-        if memory is None or len(memory) < size:
-            memory = metadata.plans[name] = torch.empty(size, dtype=dtype)
-        return memory
+    def _step(self, forward: Forward, rotary: tuple[Tensor, Tensor] | None, hidden: Tensor) -> _Step:
+        """The step as the compiled code is given it: made for the first layer, and again for layers of another kind."""
+        # `plans` lives as long as the step's metadata. A plan keeps `rotary` alive, so no other has its identity.
+        metadata = forward.metadata
+        key = ("decoder_layer", id(rotary), self._scratch_width, self._room_width, self._like.shape[2])
+        plan: _StepPlan | None = metadata.plans.get(key)
+        if plan is None:
+            plan = metadata.plans[key] = self._plan(forward, rotary, hidden)
+        return plan.step
+
+    def _plan(self, forward: Forward, rotary: tuple[Tensor, Tensor] | None, hidden: Tensor) -> _StepPlan:
+        metadata, batch, rows = forward.metadata, decode_batch(forward.metadata), hidden.shape[1]
+        cosines, sines = rotary_tables(rotary, rows, self._like.shape[2], hidden)
+        # For what one part of a layer hands to the next: layers run one after the other.
+        scratch, room = hidden.new_empty(rows * self._scratch_width), torch.empty(rows * self._room_width)
+        memory = (cosines, sines, metadata.slots, batch.tokens, batch.tables, batch.contexts, scratch, room)
+        sizes = (cosines.shape[-1], batch.tables.shape[1], forward.cache.block_size, torch.get_num_threads())
+        return _StepPlan(_Step(*(each.data_ptr() for each in memory), rows, *sizes), rotary, memory)
 
 
 def _linears(layer: Any) -> dict[str, Any]:

@@ -26,8 +26,14 @@ struct Layer {
   float epsilon, second_epsilon, head_epsilon, scale;
 };
 
-// `rotated`: see rotary.h; `table`: the width of the block tables; `page`: tokens of a page.
+// What is the same for all layers of a step; `_Step` of fused_decoder_layer.py has the same fields. `scratch` has room
+// for rows * (width + max(queries, keys and values; gate and up) + attended + inner) numbers, and `room` for rows *
+// max(width, attended, inner). `rotated`: see rotary.h; `table`: the width of the block tables; `page`: tokens of a
+// page.
 struct Step {
+  const void *cosines, *sines;
+  const int64_t *slots, *tokens, *tables, *contexts;
+  void *scratch, *room;
   long rows, rotated, table, page, threads;
 };
 
@@ -40,15 +46,12 @@ void multiply(const Layer& of, const Linear& linear, const void* input, const vo
   of.multiply_blocks(input, linear.weight, linear.parts, linear.bias, residual, output, room, rows, inputs);
 }
 
-// `hidden`[rows, width] in place. `scratch` has room for rows * (width + max(queries, keys and values; gate and up) +
-// attended + inner) numbers, and `room` for rows * max(width, attended, inner).
+// hidden[rows, width] to output[rows, width].
 template <class Dtype, class Dot>
-void compute(const Layer& of, void* hidden, const void* cosines, const void* sines, const int64_t* slots, void* keys,
-             void* values, const int64_t* tokens, const int64_t* tables, const int64_t* contexts, void* scratch,
-             void* room, const Step& step) {
+void compute(const Layer& of, const Step& step, const void* hidden, void* output, void* keys, void* values) {
   const long rows = step.rows, attended = of.heads * of.head_width;
   const long qkv = attended + 2 * of.key_heads * of.head_width;
-  auto* normed = static_cast<typename Dtype::scalar*>(scratch);
+  auto* normed = static_cast<typename Dtype::scalar*>(step.scratch);
   auto *joined = normed + rows * of.width, *mixed = joined + rows * std::max(qkv, 2 * of.inner);
   auto* gates = mixed + rows * attended;
   const rotary::Sizes rotary_sizes = {.tokens = rows,
@@ -74,27 +77,25 @@ void compute(const Layer& of, void* hidden, const void* cosines, const void* sin
 #pragma omp parallel num_threads(step.threads)
   {
     rms_norm::norm_rows<Dtype>(hidden, of.norm, normed, rows, of.width, of.epsilon);
-    multiply<Dot>(of, of.qkv, normed, nullptr, joined, room, rows, qkv, of.width);
-    rotary::rotate_and_store<Dtype>(joined, cosines, sines, of.query_norm, of.key_norm, slots, keys, values,
-                                    rotary_sizes, of.head_epsilon);
-    paged_decode::attend<Pages>(joined, pools, mixed, tokens, tables, contexts, decode_sizes, of.scale);
-    multiply<Dot>(of, of.out, mixed, hidden, hidden, room, rows, of.width, attended);
-    rms_norm::norm_rows<Dtype>(hidden, of.second_norm, normed, rows, of.width, of.second_epsilon);
-    multiply<Dot>(of, of.gate_up, normed, nullptr, joined, room, rows, 2 * of.inner, of.width);
+    multiply<Dot>(of, of.qkv, normed, nullptr, joined, step.room, rows, qkv, of.width);
+    rotary::rotate_and_store<Dtype>(joined, step.cosines, step.sines, of.query_norm, of.key_norm, step.slots, keys,
+                                    values, rotary_sizes, of.head_epsilon);
+    paged_decode::attend<Pages>(joined, pools, mixed, step.tokens, step.tables, step.contexts, decode_sizes, of.scale);
+    multiply<Dot>(of, of.out, mixed, hidden, output, step.room, rows, of.width, attended);
+    rms_norm::norm_rows<Dtype>(output, of.second_norm, normed, rows, of.width, of.second_epsilon);
+    multiply<Dot>(of, of.gate_up, normed, nullptr, joined, step.room, rows, 2 * of.inner, of.width);
     if (of.gelu)
       gated::activate_and_multiply<Dtype, gated::Gelu>(joined, gates, rows, of.inner);
     else
       gated::activate_and_multiply<Dtype, gated::Silu>(joined, gates, rows, of.inner);
-    multiply<Dot>(of, of.down, gates, hidden, hidden, room, rows, of.width, of.inner);
+    multiply<Dot>(of, of.down, gates, output, output, step.room, rows, of.width, of.inner);
   }
 }
 
-#define DECODER_LAYER(name, dtype, dot)                                                                             \
-  extern "C" void name(const Layer* of, void* hidden, const void* cosines, const void* sines, const int64_t* slots, \
-                       void* keys, void* values, const int64_t* tokens, const int64_t* tables,                      \
-                       const int64_t* contexts, void* scratch, void* room, const Step* step) {                      \
-    compute<dtype, dot>(*of, hidden, cosines, sines, slots, keys, values, tokens, tables, contexts, scratch, room,  \
-                        *step);                                                                                     \
+#define DECODER_LAYER(name, dtype, dot)                                                                 \
+  extern "C" void name(const Layer* of, const Step* step, const void* hidden, void* output, void* keys, \
+                       void* values) {                                                                  \
+    compute<dtype, dot>(*of, *step, hidden, output, keys, values);                                      \
   }
 DECODER_LAYER(decoder_layer_float32, Float32, DotFloat32)
 DECODER_LAYER(decoder_layer_bfloat16, BFloat16, DotBFloat16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -149,6 +150,28 @@ def test_of_quantized_layers_short_steps_take_the_blocks(dtype: torch.dtype, bit
         for expected, found in zip(run(whole.layer, rows, dtype), run(whole, rows, dtype), strict=True):
             assert alike(expected, found)
     assert (whole._few.qkv.parts, whole._description.qkv.parts) == (1, 0)
+
+
+@torch.inference_mode()
+def test_layers_of_one_step_may_have_other_rotary_embeddings() -> None:
+    whole = fused_layers(fused(build("llama")))[0]
+    hidden, places, metadata = step(3, torch.float32)
+    others = (places[1], places[0])
+
+    def outputs(*metadatas: AttentionMetadata) -> list[Tensor]:
+        found, cache = [], KVCache(27, 16)
+        for each, rotary in zip(metadatas, (places, others, places), strict=True):
+            layer = cache.layer(0, torch.empty(1, 2, 32), torch.empty(1, 2, 32))
+            for pool in (layer.keys, layer.values):
+                pool.normal_(generator=torch.Generator().manual_seed(1))
+            with running(Forward(cache, each, best_kernel)):
+                found.append(whole(hidden, position_embeddings=rotary))
+        return found
+
+    together = outputs(metadata, metadata, metadata)
+    apart = outputs(*(replace(metadata, plans={}) for _ in range(3)))
+    assert all(torch.equal(one, other) for one, other in zip(together, apart, strict=True))
+    assert not torch.equal(together[0], together[1])
 
 
 @torch.inference_mode()
