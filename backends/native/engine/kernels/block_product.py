@@ -9,8 +9,10 @@ weight. Only the order of the bytes is another one: those of 16 outputs stand si
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Self
 
 import torch
@@ -19,7 +21,9 @@ from torch import Tensor
 from backends.native.engine.kernels.jit import Function, typed_function
 
 MAX_ROWS = 64
-"""The most rows that the compiled product takes; MAX_ROWS of `src/gemm.h`."""
+"""The most rows that the compiled product takes at once; MAX_ROWS of `src/gemm.h`."""
+# The same that pay with float32 where torch has no AVX-512: with more, its product of expanded weights is faster.
+_MOST_WITHOUT_AVX512 = 3 * MAX_ROWS
 KINDS = {
     2: (32, 18),
     3: (32, 20),
@@ -95,6 +99,15 @@ def can_multiply(dtype: torch.dtype) -> bool:
     return typed_function(_LIBRARY, "multiply_blocks", dtype) is not None
 
 
+@cache
+def most_rows(dtype: torch.dtype) -> int:
+    """With how many rows of `dtype` blocks are multiplied: with more, expanding them is as fast (measured)."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX2":
+        return MAX_ROWS
+    # Only with AVX-512 has torch a fast product of bfloat16.
+    return _MOST_WITHOUT_AVX512 if dtype == torch.float32 else sys.maxsize
+
+
 class BlockProduct:
     """What can be done with the blocks of one weight, or of several whose outputs follow each other.
 
@@ -132,10 +145,11 @@ class BlockProduct:
         return ctypes.cast(self._in_team, ctypes.c_void_p).value  # type: ignore[arg-type]
 
     def multiply(self, rows: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs], for up to `MAX_ROWS` rows."""
+        """[..., inputs] to [..., outputs]."""
         rows = rows.contiguous()
         product = rows.new_empty(*rows.shape[:-1], self.outputs)
-        room = torch.empty(int(rows.numel() * ROOM))
+        count = rows.numel() // self.inputs
+        room = torch.empty(int(min(count, MAX_ROWS) * self.inputs * ROOM))
         self._multiply(
             rows.data_ptr(),
             self.address,
@@ -143,7 +157,7 @@ class BlockProduct:
             None if self._bias is None else self._bias.data_ptr(),
             product.data_ptr(),
             room.data_ptr(),
-            rows.numel() // self.inputs,
+            count,
             self.inputs,
             torch.get_num_threads(),
         )

@@ -1,8 +1,8 @@
 """Linear layers and embeddings on CPUs whose weights stay quantized, as their file has them (`formats`).
 
-They take the memory that the file takes. A step of up to 64 rows multiplies the blocks (`kernels.block_product`); for
-a step of more rows parts of the weight are expanded in turn and multiplied as plain weights are. Either way the numbers
-are those of the expanded weight but for the order of sums.
+They take the memory that the file takes. A step of up to `most_rows` rows multiplies the blocks
+(`kernels.block_product`); for a step of more rows parts of the weight are expanded in turn and multiplied as plain
+weights are. Either way the numbers are those of the expanded weight but for the order of sums.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from backends.native.engine.kernels.block_product import MAX_ROWS, BlockProduct, Blocks
+from backends.native.engine.kernels.block_product import BlockProduct, Blocks, most_rows
 
 
 class BlockLinear(nn.Module):
@@ -31,6 +31,7 @@ class BlockLinear(nn.Module):
         self.in_features, self.out_features = self.product.inputs, self.product.outputs
         self.bias = bias
         self.dtype = dtype
+        self._most_numbers = most_rows(dtype) * self.in_features
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -38,7 +39,7 @@ class BlockLinear(nn.Module):
             raise ValueError(f"rows of {rows.shape[-1]} {rows.dtype}, not of {self.in_features} {self.dtype}")
         if not rows.numel():  # an expert of a mixture may get no row
             return rows.new_empty(*rows.shape[:-1], self.out_features)
-        if rows.numel() <= MAX_ROWS * self.in_features:
+        if rows.numel() <= self._most_numbers:
             return self.product.multiply(rows)
         flat = rows.reshape(-1, self.in_features)
         product = flat.new_empty(len(flat), self.out_features)

@@ -1,17 +1,23 @@
-// multiply_blocks_*: up to MAX_ROWS rows by a weight in blocks. expand_blocks_*, look_up_blocks_*: its weights.
+// multiply_blocks_*: rows by a weight in blocks, MAX_ROWS at a time. expand_blocks_*, look_up_blocks_*: its weights.
 // multiply_blocks_in_team_*: the product for each thread of a parallel region, for fused_decoder_layer.cpp. See
 // blocks.h.
 #include "blocks.h"
 
-using blocks::Activations, blocks::Part, blocks::PIECE;
+using blocks::Activations, blocks::Part, blocks::PIECE, gemm::MAX_ROWS;
 
 static_assert(sizeof(Activations) <= 4 * 35, "ROOM of block_product.py");
 
+// `room` holds min(rows, MAX_ROWS) * inputs / COUNT activations.
 template <class Dtype>
 void multiply(const void* input, const Part* parts, long count, const void* bias, void* output, Activations* room,
               long rows, long inputs, int threads) {
+  using scalar = typename Dtype::scalar;
+  long outputs = 0;
+  for (const Part* part = parts; part < parts + count; part++) outputs += part->outputs;
 #pragma omp parallel num_threads(threads)
-  blocks::multiply<Dtype>(input, parts, count, bias, nullptr, output, room, rows, inputs);
+  for (long row = 0; row < rows; row += MAX_ROWS)
+    blocks::multiply<Dtype>(static_cast<const scalar*>(input) + row * inputs, parts, count, bias, nullptr,
+                            static_cast<scalar*>(output) + row * outputs, room, std::min(MAX_ROWS, rows - row), inputs);
 }
 
 // weights[inputs, outputs]: those of `outputs` outputs from `first` on, which is a multiple of LANES.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,14 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from backends.native.engine.formats.levels import Levels
-from backends.native.engine.kernels.block_product import GROUPED, KINDS, MAX_ROWS, BlockProduct, Blocks
+from backends.native.engine.kernels.block_product import (
+    GROUPED,
+    KINDS,
+    MAX_ROWS,
+    BlockProduct,
+    Blocks,
+    most_rows,
+)
 from tests.backends.native.checkpoints.gguf_files import random_blocks
 from tests.backends.native.engine.kernels.compilers import needs_compiler
 
@@ -83,6 +91,34 @@ def test_the_product_of_a_row_is_the_same_to_the_last_bit_beside_others(name: st
     expected = product.multiply(rows)
     for count in (1, 2, 8, 33):
         assert torch.equal(product.multiply(rows[:count]), expected[:count]), count
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_more_rows_than_are_taken_at_once_have_the_products_of_fewer(dtype: torch.dtype, threads: int) -> None:
+    parts = tuple(made(name, outputs, 512)[0] for name, outputs in (("Q4_1", 70), ("Q6_K", 20)))
+    draw = torch.Generator().manual_seed(0)
+    product = BlockProduct(parts, torch.randn(90, generator=draw).to(dtype), dtype)
+    rows = torch.randn(2 * MAX_ROWS + 5, 512, generator=draw).to(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = product.multiply(rows)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found, torch.cat([product.multiply(some) for some in rows.split(MAX_ROWS)]))
+
+
+@pytest.mark.parametrize(
+    ("capability", "in_float32", "in_bfloat16"),
+    [("AVX512", MAX_ROWS, MAX_ROWS), ("AVX2", 3 * MAX_ROWS, sys.maxsize), ("DEFAULT", MAX_ROWS, MAX_ROWS)],
+)
+def test_without_avx512_more_rows_are_multiplied_by_blocks(
+    capability: str, in_float32: int, in_bfloat16: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    most = most_rows.__wrapped__
+    assert (most(torch.float32), most(torch.bfloat16)) == (in_float32, in_bfloat16)
 
 
 @pytest.mark.parametrize("factor", [0, 1e-38, 1e-30, 1e30])
