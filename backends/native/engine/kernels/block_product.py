@@ -22,7 +22,7 @@ from backends.native.engine.kernels.jit import Function, typed_function
 
 MAX_ROWS = 64
 """The most rows that the compiled product takes at once; MAX_ROWS of `src/gemm.h`."""
-# The same that pay with float32 where torch has no AVX-512: with more, its product of expanded weights is faster.
+# Rows of float32 up to which blocks are multiplied on CPUs with AVX2 alone.
 _MOST_WITHOUT_AVX512 = 3 * MAX_ROWS
 KINDS = {
     2: (32, 18),
@@ -101,10 +101,10 @@ def can_multiply(dtype: torch.dtype) -> bool:
 
 @cache
 def most_rows(dtype: torch.dtype) -> int:
-    """With how many rows of `dtype` blocks are multiplied: with more, expanding them is as fast (measured)."""
+    """The most rows of `dtype` that are multiplied by blocks; for more, expanding the blocks is as fast (measured)."""
     if torch.backends.cpu.get_cpu_capability() != "AVX2":
         return MAX_ROWS
-    # Only with AVX-512 has torch a fast product of bfloat16.
+    # torch has no fast product of bfloat16 there.
     return _MOST_WITHOUT_AVX512 if dtype == torch.float32 else sys.maxsize
 
 

@@ -83,12 +83,12 @@ class _Step(ctypes.Structure):
 
 @dataclass(slots=True, eq=False)
 class _StepPlan:
-    """A step as layers of one kind are given it, and what keeps its memory alive.
+    """The arguments of a step for layers of one kind, and the tensors that the addresses in them point into.
 
     Attributes:
         step: addresses and sizes.
-        rotary: the model's cosines and sines, which the plan is for.
-        memory: of the addresses that nothing else keeps alive.
+        rotary: the model's cosines and sines; layers with other ones have a plan of their own.
+        memory: the tensors, which must live as long as `step`.
     """
 
     step: _Step

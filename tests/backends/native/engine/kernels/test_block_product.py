@@ -51,6 +51,16 @@ def grouped(bits: int, size: int, outputs: int, inputs: int, draw: torch.Generat
     return blocks, levels.weight()
 
 
+def multiplied(product: BlockProduct, rows: torch.Tensor, threads: int) -> torch.Tensor:
+    """The products of `rows`, by so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return product.multiply(rows)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_sizes_of_blocks_are_those_of_the_package() -> None:
     assert {kind: tuple(GGML_QUANT_SIZES[GGMLQuantizationType(kind)]) for kind in KINDS} == KINDS
 
@@ -100,12 +110,7 @@ def test_more_rows_than_are_taken_at_once_have_the_products_of_fewer(dtype: torc
     draw = torch.Generator().manual_seed(0)
     product = BlockProduct(parts, torch.randn(90, generator=draw).to(dtype), dtype)
     rows = torch.randn(2 * MAX_ROWS + 5, 512, generator=draw).to(dtype)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        found = product.multiply(rows)
-    finally:
-        torch.set_num_threads(before)
+    found = multiplied(product, rows, threads)
     assert torch.equal(found, torch.cat([product.multiply(some) for some in rows.split(MAX_ROWS)]))
 
 
@@ -149,12 +154,7 @@ def test_parts_of_several_kinds_follow_each_other(threads: int) -> None:
     product = BlockProduct(tuple(blocks for blocks, _ in parts), None, torch.float32)
     weights = torch.cat([own for _, own in parts])
     rows = torch.randn(2, 256, 3, generator=torch.Generator().manual_seed(0))[..., 1].view(2, 1, 256)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        found = product.multiply(rows)
-    finally:
-        torch.set_num_threads(before)
+    found = multiplied(product, rows, threads)
     torch.testing.assert_close(found, rows @ weights.T, atol=1e-3, rtol=1e-4)
 
 
