@@ -2,8 +2,9 @@
 
 Strategy: `reference` gathers pages first and pads sequences to one length, which on a CPU takes longer than attention
 itself. The compiled code (`src/paged_decode.h`) follows the block tables instead. A step's sequences are split in two:
-those in decode (one new token each) go to that code together; prompts go to `cpu_prefill`, or to `reference` where that
-cannot take them. `reference` also takes steps of shapes that the compiled code does not know.
+tokens of those in decode, of verified drafts and of short prompts go to that code together, each with the keys that it
+sees; longer prompts go to `cpu_prefill`, or to `reference` where that cannot take them. `reference` also takes steps of
+shapes that the compiled code does not know.
 """
 
 from __future__ import annotations
@@ -25,23 +26,25 @@ from backends.native.engine.kernels.jit import Function, typed_function
 MAX_WIDTH = 512
 """The widest key or value that the compiled code takes; MAX_WIDTH of `src/paged_decode.h`."""
 _DTYPES = (torch.float32, torch.bfloat16)
+_SHORT = 1024
+"""New tokens times context up to which a sequence of several new tokens is attended to token by token."""
 
 
 @dataclass(slots=True, eq=False, frozen=True)
 class DecodeBatch:
-    """The sequences of a step that have one new token.
+    """The tokens of a step that are attended to one by one: those of sequences in decode, and of short prompts.
 
     Attributes:
-        tokens: [sequences] int64, where their tokens stand in the pack.
-        tables: [sequences, blocks] int64, their pages.
-        contexts: [sequences] int64, their tokens up to the end of this step.
-        is_whole_step: whether the step has no other sequences.
+        tokens: [tokens] int64, where they stand in the pack.
+        tables: [tokens, blocks] int64, the pages of their sequences.
+        contexts: [tokens] int64, the tokens of their sequences up to each of them.
+        prompts: the indices of the step's other sequences.
     """
 
     tokens: Tensor
     tables: Tensor
     contexts: Tensor
-    is_whole_step: bool
+    prompts: tuple[int, ...] = ()
 
 
 def supports(device: torch.device, dtype: torch.dtype, params: AttentionParams) -> bool:
@@ -62,10 +65,10 @@ def paged_kernel(
     _decode(attend, queries, cache, block_size, batch, params, output)
     # Each part writes its own rows of `output`: decode above, prompts here by one of two ways.
     # The compiled code for prompts is causal.
-    if not batch.is_whole_step and (
-        metadata.last_keys or not attend_prompts(queries, cache, block_size, metadata, params, output)
+    if batch.prompts and (
+        metadata.last_keys or not attend_prompts(queries, cache, block_size, metadata, params, output, batch.prompts)
     ):
-        fill(output, queries, cache, block_size, metadata, params, decoding=False)
+        fill(output, queries, cache, block_size, metadata, params, batch.prompts)
     return output
 
 
@@ -78,15 +81,28 @@ def decode_batch(metadata: AttentionMetadata) -> DecodeBatch:
 
 
 def find_decode_batch(metadata: AttentionMetadata) -> DecodeBatch:
-    """The sequences of one new token, by the step's metadata."""
+    """The tokens that are attended to one by one, by the step's metadata."""
     tables, counts = metadata.block_tables, metadata.query_lengths
-    contexts = index_tensor(metadata.context_lengths, tables.device)
-    starts = index_tensor(metadata.starts, tables.device)
     # Steady decode: the step's own tensors serve without being indexed.
     if max(counts) == 1:
-        return DecodeBatch(starts, tables, contexts, is_whole_step=True)
-    rows = index_tensor([row for row, count in enumerate(counts) if count == 1], tables.device)
-    return DecodeBatch(starts[rows], tables[rows], contexts[rows], is_whole_step=False)
+        device = tables.device
+        return DecodeBatch(
+            index_tensor(metadata.starts, device), tables, index_tensor(metadata.context_lengths, device)
+        )
+    tokens: list[int] = []
+    rows: list[int] = []
+    contexts: list[int] = []
+    prompts: list[int] = []
+    lengths = zip(metadata.starts, counts, metadata.context_lengths, strict=True)
+    for row, (start, new, context) in enumerate(lengths):
+        if new > 1 and (new * context > _SHORT or row in metadata.last_keys):
+            prompts.append(row)
+            continue
+        tokens += range(start, start + new)
+        rows += [row] * new
+        contexts += range(context - new + 1, context + 1)
+    of, lines, seen = (index_tensor(each, tables.device) for each in (tokens, rows, contexts))
+    return DecodeBatch(of, tables[lines], seen, tuple(prompts))
 
 
 def _fits(queries: Tensor, cache: LayerCache) -> bool:

@@ -9,6 +9,7 @@ and CPUs without bfloat16 products, are left to `reference`.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -29,20 +30,20 @@ def attend_prompts(
     metadata: AttentionMetadata,
     params: AttentionParams,
     output: Tensor,
+    prompts: Sequence[int],
 ) -> bool:
-    """Write attention's result to `output` for the sequences of several new tokens; False if it cannot.
+    """Write attention's result to `output` for the sequences of these indices; False if it cannot.
 
     Softcap and sinks are not applied: callers check `params.is_plain`.
     """
     attend = _function() if _fits(queries, cache) else None
     if attend is None:
         return False
-    lengths = zip(metadata.starts, metadata.query_lengths, metadata.context_lengths, strict=True)
-    for row, (start, new, context) in enumerate(lengths):
-        # Sequences of one new token were attended to by the decode kernel.
-        if new > 1:
-            own, table = slice(start, start + new), metadata.block_tables[row]
-            _attend(attend, queries[own], cache, block_size, table, context, params, output[own])
+    starts = metadata.starts
+    for row in prompts:
+        own = slice(starts[row], starts[row] + metadata.query_lengths[row])
+        table, context = metadata.block_tables[row], metadata.context_lengths[row]
+        _attend(attend, queries[own], cache, block_size, table, context, params, output[own])
     return True
 
 

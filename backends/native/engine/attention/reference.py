@@ -76,10 +76,9 @@ def fill(
     block_size: int,
     metadata: AttentionMetadata,
     params: AttentionParams,
-    *,
-    decoding: bool = True,
+    only: tuple[int, ...] | None = None,
 ) -> None:
-    """Write attention's result to `output`; without `decoding`, only for sequences of several new tokens."""
+    """Write attention's result to `output`, of the sequences of all indices or `only` of some."""
     # Query heads for each key head: more than 1 in grouped-query attention (GQA, arXiv 2305.13245).
     sharing = queries.shape[1] // cache.keys.shape[1]
     # Other than plain scores are computed explicitly, which needs a mask even for a whole prompt.
@@ -87,7 +86,7 @@ def fill(
     most_bytes = _CPU_BYTES if queries.device.type == "cpu" else _DEVICE_BYTES
     most_keys = most_bytes // (cache.keys.stride(0) * queries.itemsize)
     # Models may alternate kinds of layers (Gemma: sliding and full attention), so a step can have several plans.
-    key = (params.sliding_window, params.chunk, sharing, masked, most_keys, decoding)
+    key = (params.sliding_window, params.chunk, sharing, masked, most_keys, only)
     if key not in metadata.plans:
         metadata.plans[key] = plan(metadata, block_size, *key)
     for group in metadata.plans[key]:
@@ -109,19 +108,20 @@ def plan(
     sharing: int,
     masked: bool,
     most_keys: int,
-    decoding: bool,
+    only: tuple[int, ...] | None = None,
 ) -> list[Group]:
     """Group sequences in decode whose lengths are within a factor of two, up to `most_keys` keys; prompts stay single.
 
-    Without `decoding`, prompts only.
+    Of the sequences of all indices, or `only` of some.
     """
     alone: list[list[int]] = []
     together: defaultdict[int, list[int]] = defaultdict(list)
     furthest = window or chunk or max(metadata.context_lengths)
-    for index, (new, context) in enumerate(zip(metadata.query_lengths, metadata.context_lengths, strict=True)):
-        if new > 1:
+    for index in range(len(metadata.query_lengths)) if only is None else only:
+        context = metadata.context_lengths[index]
+        if metadata.query_lengths[index] > 1:
             alone.append([index])
-        elif decoding:
+        else:
             # 2^(bits - 1) < keys <= 2^bits: within a group at most half of what is gathered is padding.
             together[(min(context, furthest) - 1).bit_length()].append(index)
     groups = [_group(metadata, indices, block_size, window, chunk, sharing, masked) for indices in alone]

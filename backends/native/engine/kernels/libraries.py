@@ -80,7 +80,7 @@ LIBRARIES: dict[str, Library] = {
         Library(
             "fused_decoder_layer",
             "decode of up to 64 sequences on several threads is 1.2x to 1.5x slower",
-            _for_dtypes("decoder_layer", *[_POINTER] * 6),
+            _for_dtypes("decoder_layers", _POINTER, _LONG, *[_POINTER] * 5),
         ),
         Library(
             "causal_conv",

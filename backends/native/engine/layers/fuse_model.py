@@ -12,7 +12,7 @@ from backends.native.engine.layers.fused_attention import FusedAttention
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fused_mlp import FusedMLP
 from backends.native.engine.layers.fused_norm import FusedCenteredNorm, FusedGatedNorm, FusedNorm
-from backends.native.engine.layers.fused_residuals import FusedResiduals, chain
+from backends.native.engine.layers.fused_residuals import FusedResiduals
 from backends.native.engine.layers.fusion import replace_modules
 
 
@@ -59,10 +59,8 @@ def fuse_decoder_layers(model: Any) -> None:
     After `fuse_layers` and `pack_linears`: only layers of which all parts were replaced qualify.
     """
     text = text_part(model)
-    if model.device.type == "cpu":
-        replace_modules(text, FusedDecoderLayer.of)
-        return
-    replace_modules(text, FusedResiduals.of)
+    kind: Any = FusedDecoderLayer if model.device.type == "cpu" else FusedResiduals
+    replace_modules(text, kind.of)
     for module in text.modules():
         if isinstance(module, torch.nn.ModuleList):
-            chain(list(module))
+            kind.chain(list(module))

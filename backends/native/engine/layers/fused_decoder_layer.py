@@ -1,16 +1,22 @@
-"""A whole decoder layer as one compiled call on CPUs, for decode steps of up to 64 sequences.
+"""Whole decoder layers as one compiled call on CPUs, for steps of up to 64 tokens.
 
-Strategy: in decode, waking threads for each of a layer's norms, products, attention and gate takes longer than some of
-them do. The compiled code (`src/fused_decoder_layer.cpp`) wakes them once a layer. A decoder layer is replaced if all
-its parts were replaced by ours (`fuse_model`), its linear layers are in blocks or packed in the order of the skinny
-GEMM, and it gives the same output and the same cache as its parts one after the other. Steps that hold prompts, or more
-than 64 sequences, or run under another attention kernel go through the layer's parts.
+Strategy: for few tokens, waking threads for each of a layer's norms, products, attention and gate takes longer than
+some of them do, and Python takes a tenth of a step. The compiled code (`src/fused_decoder_layer.cpp`) wakes the threads
+once for several layers. A decoder layer is replaced if all its parts were replaced by ours (`fuse_model`), its linear
+layers are in blocks or packed in the order of the skinny GEMM, and it gives the same output and the same cache as its
+parts one after the other. Steps that hold long prompts, or more than 64 tokens, or run under another attention kernel
+go through the layer's parts.
+
+Model code calls layer after layer. The first of several computes them all; each of the others returns what was computed
+for it if it is called with what the first one assumed, the output of the layer before it.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Self
 
 import torch
@@ -38,6 +44,8 @@ _PARTS = {
     "post_attention_layernorm": FusedNorm,
     "mlp": FusedMLP,
 }
+_MOST_LAYERS = 8
+"""Of one call. Progress is reported between calls only."""
 
 
 class _Linear(ctypes.Structure):
@@ -96,12 +104,34 @@ class _StepPlan:
     memory: tuple[Tensor, ...]
 
 
+@dataclass(slots=True, eq=False)
+class _Ahead:
+    """What another layer's call computed for a layer; under that layer in `AttentionMetadata.plans`.
+
+    Attributes:
+        first: the layer that made the call.
+        hidden: the input that was assumed.
+        rotary: the cosines and sines, likewise.
+        output: [1, tokens, width].
+    """
+
+    first: FusedDecoderLayer
+    hidden: Tensor
+    rotary: Any
+    output: Tensor
+
+
 class FusedDecoderLayer(nn.Module):
     """Replaces a decoder layer, and calls it for the steps that the compiled code does not take.
 
     Args:
         layer: the model's own, its parts fused and its linear layers packed.
         compute: the compiled code.
+
+    Attributes:
+        index: among the layers of the cache.
+        following: the layers after it that its call computes, too.
+        kind: equal for layers that one call can compute.
     """
 
     def __init__(self, layer: Any, compute: Function) -> None:
@@ -115,7 +145,7 @@ class FusedDecoderLayer(nn.Module):
         self._few = _describe(layer, few=True) if quantized else self._description
         self._most_of_few = max((linear.most_rows for linear in quantized), default=0)
         attention, inner = layer.self_attn, layer.mlp.down.in_features
-        self._index: int = attention.layer
+        self.index: int = attention.layer
         dtype = layer.input_layernorm.weight.dtype
         self._like = torch.empty(1, attention.key_heads, attention.width, dtype=dtype)  # one token's keys, or values
         # Scratch numbers a row, as the compiled code lays them out: normed, then the larger of both joined projections,
@@ -124,6 +154,8 @@ class FusedDecoderLayer(nn.Module):
         widest = max(len(layer.input_layernorm.weight), attention.o_proj.in_features, inner)
         self._scratch_width = len(layer.input_layernorm.weight) + joined + attention.o_proj.in_features + inner
         self._room_width = int(widest * ROOM)  # for weights in blocks
+        self.following: tuple[FusedDecoderLayer, ...] = ()
+        self.kind = (self._scratch_width, self._room_width, attention.width, dtype, self._most_of_few)
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the model's own layer, which model code may read."""
@@ -148,43 +180,72 @@ class FusedDecoderLayer(nn.Module):
         # The compiled code is given cosines and sines.
         if attention.rotary_emb is not None:
             return None
-        compute = typed_function("fused_decoder_layer", "decoder_layer", weight.dtype)
+        compute = typed_function("fused_decoder_layer", "decoder_layers", weight.dtype)
         fused = cls(layer, compute) if compute is not None else None
         return fused if fused is not None and _is_equal(layer, fused) else None
+
+    @staticmethod
+    def chain(layers: Sequence[nn.Module]) -> None:
+        """Have one of up to 8 of `layers`, the children of one module in turn, compute those that follow it, too."""
+        for kind, group in groupby(layers, lambda layer: layer.kind if isinstance(layer, FusedDecoderLayer) else None):
+            run: list[Any] = list(group) if kind is not None else []
+            for at in range(0, len(run), _MOST_LAYERS):
+                run[at].following = tuple(run[at + 1 : at + _MOST_LAYERS])
 
     def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
         """[1, tokens, width] to the same; keys and values of the tokens are stored in the cache."""
         forward = current()
+        ahead: _Ahead | None = forward.metadata.plans.pop(self, None)
+        if ahead is not None:
+            # By identity: what changes a layer's output in between (images of some models do) makes another.
+            if ahead.hidden is hidden_states and ahead.rotary is given["position_embeddings"]:
+                return ahead.output
+            ahead.first.following = ()  # in other steps it would be in vain, too
         if not self._takes(hidden_states, forward):
             output: Tensor = self.layer(hidden_states, **given)
             return output
+        return self._call(hidden_states, given["position_embeddings"], forward)
+
+    def _call(self, hidden: Tensor, rotary: tuple[Tensor, Tensor] | None, forward: Forward) -> Tensor:
+        """The layer's output; the outputs of `following` are left for them."""
         report_progress()
-        hidden = hidden_states.contiguous()
-        # Not in place: model code may keep the layer's input (`output_hidden_states`).
-        output = torch.empty_like(hidden)
-        step = self._step(forward, given["position_embeddings"], hidden)
-        layer = forward.cache.layer(self._index, self._like, self._like)
+        layers = (self, *self.following)
+        rows = hidden.contiguous()
+        step = self._step(forward, rotary, rows)
+        pools = [forward.cache.layer(each.index, self._like, self._like) for each in layers]
+        # A layer does not change its input: model code may keep it (`output_hidden_states`).
+        outputs = rows.new_empty(len(layers), *rows.shape)
         self._compute(
-            ctypes.addressof(self._few if step.rows <= self._most_of_few else self._description),
+            _pointers([each.description(step.rows) for each in layers]),
+            len(layers),
             ctypes.addressof(step),
-            hidden.data_ptr(),
-            output.data_ptr(),
-            layer.keys.data_ptr(),
-            layer.values.data_ptr(),
+            rows.data_ptr(),
+            outputs.data_ptr(),
+            _pointers([pool.keys.data_ptr() for pool in pools]),
+            _pointers([pool.values.data_ptr() for pool in pools]),
         )
+        output, *others = outputs.unbind()
+        assumed = output
+        for each, computed in zip(self.following, others, strict=True):
+            forward.metadata.plans[each] = _Ahead(self, assumed, rotary, computed)
+            assumed = computed
         return output
+
+    def description(self, rows: int) -> int:
+        """The address of the layer's weights and sizes for steps of so many rows."""
+        return ctypes.addressof(self._few if rows <= self._most_of_few else self._description)
 
     def _takes(self, hidden: Tensor, forward: Forward) -> bool:
         # Checked at every call: the same layer serves prompts. Under another kernel than `best_kernel` (a test's, or
         # the probe of a load) the parts must call that one.
         few = 0 < hidden.shape[1] <= MAX_ROWS and hidden.dtype == self._like.dtype and not forward.cache.in_8_bits
-        return few and forward.kernel is best_kernel and decode_batch(forward.metadata).is_whole_step
+        return few and forward.kernel is best_kernel and not decode_batch(forward.metadata).prompts
 
     def _step(self, forward: Forward, rotary: tuple[Tensor, Tensor] | None, hidden: Tensor) -> _Step:
         """The step as the compiled code is given it: made for the first layer, and again for layers of another kind."""
         # `plans` lives as long as the step's metadata. A plan keeps `rotary` alive, so no other has its identity.
         metadata = forward.metadata
-        key = ("decoder_layer", id(rotary), self._scratch_width, self._room_width, self._like.shape[2])
+        key = ("decoder_layer", id(rotary), self.kind)
         plan: _StepPlan | None = metadata.plans.get(key)
         if plan is None:
             plan = metadata.plans[key] = self._plan(forward, rotary, hidden)
@@ -198,6 +259,10 @@ class FusedDecoderLayer(nn.Module):
         memory = (cosines, sines, metadata.slots, batch.tokens, batch.tables, batch.contexts, scratch, room)
         sizes = (cosines.shape[-1], batch.tables.shape[1], forward.cache.block_size, torch.get_num_threads())
         return _StepPlan(_Step(*(each.data_ptr() for each in memory), rows, *sizes), rotary, memory)
+
+
+def _pointers(addresses: list[int]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 def _linears(layer: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 A layer is replaced if its parts were (`FusedNorm`, `FusedAttention`, `FusedMLP`) and it gives the same output as they
 do in its order: norm, attention, sum, norm, feed-forward, sum. The last sum is taken with the norm of the next layer,
-which finds it in the step's metadata. On CPUs a layer is one call (`fused_decoder_layer`).
+which finds it in the step's metadata. On CPUs layers are one call (`fused_decoder_layer`).
 """
 
 from __future__ import annotations
@@ -69,6 +69,13 @@ class FusedResiduals(nn.Module):
         fused = cls(layer, routine) if routine is not None else None
         return fused if fused is not None and _is_equal(layer, fused) else None
 
+    @staticmethod
+    def chain(layers: Sequence[nn.Module]) -> None:
+        """Have each of `layers`, the children of one module in turn, norm its output for the next one."""
+        for layer, after in pairwise(layers):
+            if isinstance(layer, FusedResiduals) and isinstance(after, FusedResiduals):
+                layer.following = (after.input_layernorm,)
+
     def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
         """[1, tokens, width] to the same; keys and values of the tokens are stored in the cache."""
         plans = current().metadata.plans
@@ -92,13 +99,6 @@ class FusedResiduals(nn.Module):
             rows.contiguous(), added.contiguous(), norm.weight, norm.epsilon
         )
         return summed
-
-
-def chain(layers: Sequence[nn.Module]) -> None:
-    """Have each of `layers`, the children of one module in turn, norm its output for the next one."""
-    for layer, after in pairwise(layers):
-        if isinstance(layer, FusedResiduals) and isinstance(after, FusedResiduals):
-            layer.following = (after.input_layernorm,)
 
 
 def _is_equal(layer: Any, fused: FusedResiduals) -> bool:

@@ -1,7 +1,7 @@
-// decoder_layer_*: one decoder layer (Llama's order of parts) for the next tokens of up to 64 sequences.
+// decoder_layers_*: decoder layers (Llama's order of parts), one after the other, for up to 64 tokens.
 //
-// Strategy: one parallel region for the whole layer. Each part is an `omp for`, whose implicit barrier separates it
-// from the next: threads meet there awake instead of being woken once for each of some ten operations. Residual
+// Strategy: one parallel region for all layers. Each part of a layer is an `omp for`, whose implicit barrier separates
+// it from the next: threads meet there awake instead of being woken once for each of some ten operations. Residual
 // additions are the epilogues of the second and the fourth product.
 #include "gated_activation.h"
 #include "gemm.h"
@@ -46,7 +46,7 @@ void multiply(const Layer& of, const Linear& linear, const void* input, const vo
   of.multiply_blocks(input, linear.weight, linear.parts, linear.bias, residual, output, room, rows, inputs);
 }
 
-// hidden[rows, width] to output[rows, width].
+// hidden[rows, width] to output[rows, width]. Called by every thread of a parallel region.
 template <class Dtype, class Dot>
 void compute(const Layer& of, const Step& step, const void* hidden, void* output, void* keys, void* values) {
   const long rows = step.rows, attended = of.heads * of.head_width;
@@ -74,28 +74,37 @@ void compute(const Layer& of, const Step& step, const void* hidden, void* output
   using Pages = paged_decode::SameDtype<Dot>;
   const paged_decode::Pools<Pages> pools = {static_cast<typename Dot::scalar*>(keys),
                                             static_cast<typename Dot::scalar*>(values)};
+  rms_norm::norm_rows<Dtype>(hidden, of.norm, normed, rows, of.width, of.epsilon);
+  multiply<Dot>(of, of.qkv, normed, nullptr, joined, step.room, rows, qkv, of.width);
+  rotary::rotate_and_store<Dtype>(joined, step.cosines, step.sines, of.query_norm, of.key_norm, step.slots, keys,
+                                  values, rotary_sizes, of.head_epsilon);
+  paged_decode::attend<Pages>(joined, pools, mixed, step.tokens, step.tables, step.contexts, decode_sizes, of.scale);
+  multiply<Dot>(of, of.out, mixed, hidden, output, step.room, rows, of.width, attended);
+  rms_norm::norm_rows<Dtype>(output, of.second_norm, normed, rows, of.width, of.second_epsilon);
+  multiply<Dot>(of, of.gate_up, normed, nullptr, joined, step.room, rows, 2 * of.inner, of.width);
+  if (of.gelu)
+    gated::activate_and_multiply<Dtype, gated::Gelu>(joined, gates, rows, of.inner);
+  else
+    gated::activate_and_multiply<Dtype, gated::Silu>(joined, gates, rows, of.inner);
+  multiply<Dot>(of, of.down, gates, output, output, step.room, rows, of.width, of.inner);
+}
+
+// `count` layers of equal sizes: hidden[rows, width] to outputs[count, rows, width], each layer's the next one's input.
+template <class Dtype, class Dot>
+void compute_all(const Layer* const* layers, long count, const Step& step, const void* hidden, void* outputs,
+                 void* const* keys, void* const* values) {
+  const long numbers = step.rows * layers[0]->width;
 #pragma omp parallel num_threads(step.threads)
-  {
-    rms_norm::norm_rows<Dtype>(hidden, of.norm, normed, rows, of.width, of.epsilon);
-    multiply<Dot>(of, of.qkv, normed, nullptr, joined, step.room, rows, qkv, of.width);
-    rotary::rotate_and_store<Dtype>(joined, step.cosines, step.sines, of.query_norm, of.key_norm, step.slots, keys,
-                                    values, rotary_sizes, of.head_epsilon);
-    paged_decode::attend<Pages>(joined, pools, mixed, step.tokens, step.tables, step.contexts, decode_sizes, of.scale);
-    multiply<Dot>(of, of.out, mixed, hidden, output, step.room, rows, of.width, attended);
-    rms_norm::norm_rows<Dtype>(output, of.second_norm, normed, rows, of.width, of.second_epsilon);
-    multiply<Dot>(of, of.gate_up, normed, nullptr, joined, step.room, rows, 2 * of.inner, of.width);
-    if (of.gelu)
-      gated::activate_and_multiply<Dtype, gated::Gelu>(joined, gates, rows, of.inner);
-    else
-      gated::activate_and_multiply<Dtype, gated::Silu>(joined, gates, rows, of.inner);
-    multiply<Dot>(of, of.down, gates, output, output, step.room, rows, of.width, of.inner);
+  for (long at = 0; at < count; at++) {
+    auto* output = static_cast<typename Dtype::scalar*>(outputs) + at * numbers;
+    compute<Dtype, Dot>(*layers[at], step, at ? output - numbers : hidden, output, keys[at], values[at]);
   }
 }
 
-#define DECODER_LAYER(name, dtype, dot)                                                                 \
-  extern "C" void name(const Layer* of, const Step* step, const void* hidden, void* output, void* keys, \
-                       void* values) {                                                                  \
-    compute<dtype, dot>(*of, *step, hidden, output, keys, values);                                      \
+#define DECODER_LAYERS(name, dtype, dot)                                                                            \
+  extern "C" void name(const Layer* const* layers, long count, const Step* step, const void* hidden, void* outputs, \
+                       void* const* keys, void* const* values) {                                                    \
+    compute_all<dtype, dot>(layers, count, *step, hidden, outputs, keys, values);                                   \
   }
-DECODER_LAYER(decoder_layer_float32, Float32, DotFloat32)
-DECODER_LAYER(decoder_layer_bfloat16, BFloat16, DotBFloat16)
+DECODER_LAYERS(decoder_layers_float32, Float32, DotFloat32)
+DECODER_LAYERS(decoder_layers_bfloat16, BFloat16, DotBFloat16)

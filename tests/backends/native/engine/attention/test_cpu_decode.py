@@ -107,13 +107,34 @@ def test_nan_stays_with_its_sequence() -> None:
     assert out[1].isnan().all()
 
 
-def test_the_sequences_in_decode_are_found() -> None:
+def test_the_tokens_that_are_attended_to_one_by_one_are_found() -> None:
     tables = torch.arange(8).view(4, 2)
-    found = find_decode_batch(AttentionMetadata(torch.empty(0), [1, 3, 1, 2], [9, 3, 4, 12], tables))
-    assert (found.tokens.tolist(), found.contexts.tolist(), found.is_whole_step) == ([0, 4], [9, 4], False)
-    assert found.tables.tolist() == [[0, 1], [4, 5]]
+    counts, contexts = [1, 3, 1, 200], [9, 6, 4, 300]
+    found = find_decode_batch(AttentionMetadata(torch.empty(0), counts, contexts, tables))
+    assert (found.tokens.tolist(), found.contexts.tolist()) == ([0, 1, 2, 3, 4], [9, 4, 5, 6, 4])
+    assert found.tables.tolist() == [[0, 1], [2, 3], [2, 3], [2, 3], [4, 5]]
+    assert found.prompts == (3,)
+    # A short prompt of which some tokens see later ones.
+    last_keys = {1: torch.tensor([6, 6, 6])}
+    found = find_decode_batch(AttentionMetadata(torch.empty(0), counts, contexts, tables, last_keys=last_keys))
+    assert (found.tokens.tolist(), found.prompts) == ([0, 4], (1, 3))
     found = find_decode_batch(AttentionMetadata(torch.empty(0), [1, 1], [9, 3], tables[:2]))
-    assert (found.tokens.tolist(), found.is_whole_step) == ([0, 1], True)
+    assert (found.tokens.tolist(), found.prompts) == ([0, 1], ())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("window", [None, 5])
+def test_prompts_of_every_length_beside_decode(dtype: torch.dtype, tolerance: float, window: int | None) -> None:
+    contexts = [1, 2, 32, 33, 90, 150, 300]  # whole prompts of up to 33, then a decode, and later parts of prompts
+    layer, metadata = stored(contexts, 2, 64, dtype)
+    metadata.query_lengths[:] = [1, 2, 32, 33, 1, 6, 250]
+    queries = torch.randn(sum(metadata.query_lengths), 6, 64).to(dtype)
+    params = AttentionParams(64**-0.5, window)
+    expected = reference_kernel(queries, layer, SIZE, metadata, params)
+    found = paged_kernel(queries, layer, SIZE, metadata, params)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    if jit.find_compiler() is not None:
+        assert find_decode_batch(metadata).prompts == (3, 6)
 
 
 def test_decode_is_attended_to_by_compiled_code() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from backends.native.engine.attention import cpu_prefill
+from backends.native.engine.attention import cpu_decode, cpu_prefill
 from backends.native.engine.attention.cpu_decode import paged_kernel
 from backends.native.engine.attention.cpu_prefill import attend_prompts
 from backends.native.engine.attention.interface import AttentionMetadata, AttentionParams
@@ -21,7 +21,11 @@ SIZE = 16
 
 @pytest.fixture(autouse=True)
 def _on_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the compiled attention where the CPU does not multiply bfloat16, too: there it is slow, but right."""
+    """Run the compiled attention where the CPU does not multiply bfloat16, too, where it is slow, but right.
+
+    And for short prompts, which the kernel for decode would take.
+    """
+    monkeypatch.setattr(cpu_decode, "_SHORT", 0)
     monkeypatch.setattr(cpu_prefill, "_function", lambda: jit.function("cpu_prefill", "paged_prefill_bfloat16"))
 
 
@@ -94,4 +98,4 @@ def test_other_widths_and_dtypes_are_left_to_the_reference(width: int, dtype: to
     layer = KVCache(1, SIZE).layer(0, like, like)
     metadata = AttentionMetadata(torch.empty(0), [3], [3], torch.zeros(1, 1, dtype=torch.int64))
     queries = torch.zeros(3, 1, width, dtype=dtype)
-    assert not attend_prompts(queries, layer, SIZE, metadata, AttentionParams(1.0), torch.empty_like(queries))
+    assert not attend_prompts(queries, layer, SIZE, metadata, AttentionParams(1.0), torch.empty_like(queries), [0])

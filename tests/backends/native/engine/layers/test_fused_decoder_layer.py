@@ -184,11 +184,112 @@ def test_only_decode_steps_of_up_to_64_sequences_are_taken(monkeypatch: pytest.M
     run(whole, 65, torch.float32)
     run(whole, 3, torch.float32, reference_kernel)
     hidden, places, metadata = step(3, torch.float32)
-    metadata.query_lengths[:] = [2, 1]  # a prompt's first two tokens
-    metadata.context_lengths[:] = [2, 5]
+    metadata.query_lengths[:] = [2, 1]  # the last two tokens of a long prompt
+    metadata.context_lengths[:] = [600, 5]
+    metadata.block_tables = torch.zeros(2, 38, dtype=torch.int64)
     with running(Forward(KVCache(27, 16), metadata, best_kernel)):
         whole(hidden, position_embeddings=places)
     assert len(calls) == 1
+    metadata.plans.clear()
+    metadata.context_lengths[:] = [20, 5]
+    with running(Forward(KVCache(27, 16), metadata, best_kernel)):
+        whole(hidden, position_embeddings=places)
+    assert len(calls) == 2
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_prompts_and_drafts_are_taken(dtype: torch.dtype) -> None:
+    whole = fused_layers(fused(build("qwen3").to(dtype)))[0]
+    hidden, places, _ = step(12, dtype)
+    # A prompt of five tokens, a sequence in decode, and another one with five drafts to verify.
+    tables = torch.randperm(12).view(3, 4)
+    positions = [(0, at) for at in range(5)] + [(1, 40)] + [(2, at) for at in range(20, 26)]
+    slots = torch.stack([tables[row, at // 16] * 16 + at % 16 for row, at in positions])
+    found = []
+    for layer in (whole.layer, whole):
+        cache = KVCache(12, 16)
+        pools = cache.layer(0, torch.empty(1, 2, 32, dtype=dtype), torch.empty(1, 2, 32, dtype=dtype))
+        for pool in (pools.keys, pools.values):
+            pool.normal_(generator=torch.Generator().manual_seed(1))
+        metadata = AttentionMetadata(slots, [5, 1, 6], [5, 41, 26], tables)
+        with running(Forward(cache, metadata, best_kernel if layer is whole else reference_kernel)):
+            output = layer(hidden, attention_mask=None, position_ids=None, position_embeddings=places)
+        found.append((output, pools.keys, pools.values))
+    assert all(alike(expected, own) for expected, own in zip(*found, strict=True))
+
+
+def layers_of(count: int) -> list[FusedDecoderLayer]:
+    return fused_layers(fused(build("llama", num_hidden_layers=count)))
+
+
+def through(layers: Any, hidden: Tensor, rotaries: list[Any], metadata: AttentionMetadata) -> list[Tensor]:
+    """The outputs of all layers, each called with the one before, as model code does."""
+    outputs, cache = [hidden], KVCache(27, 16)
+    for layer in layers:
+        pools = cache.layer(layer.index, torch.empty(1, 2, 32), torch.empty(1, 2, 32))
+        for pool in (pools.keys, pools.values):
+            pool.normal_(generator=torch.Generator().manual_seed(layer.index))
+    with running(Forward(cache, replace(metadata, plans={}), best_kernel)):
+        for layer, rotary in zip(layers, rotaries, strict=True):
+            outputs.append(layer(outputs[-1], position_embeddings=rotary))
+    return outputs[1:]
+
+
+@torch.inference_mode()
+def test_up_to_eight_layers_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = layers_of(11)
+    assert [len(layer.following) for layer in layers] == [7, *[0] * 7, 2, 0, 0]
+    hidden, places, metadata = step(3, torch.float32)
+    calls = []
+    for layer in layers:
+        counted = lambda *given, own=layer._compute: (calls.append(given[1]), own(*given))  # noqa: E731
+        monkeypatch.setattr(layer, "_compute", counted)
+    together = through(layers, hidden, [places] * 11, metadata)
+    assert calls == [8, 3]
+    for layer in layers:
+        layer.following = ()
+    apart = through(layers, hidden, [places] * 11, metadata)
+    assert calls == [8, 3, *[1] * 11]
+    assert all(torch.equal(one, other) for one, other in zip(together, apart, strict=True))
+
+
+@torch.inference_mode()
+def test_a_layer_that_is_given_something_else_is_computed_again_and_then_alone() -> None:
+    layers = layers_of(4)
+    hidden, places, metadata = step(3, torch.float32)
+    others = (places[1], places[0])
+    found = through(layers, hidden, [places, others, places, others], metadata)
+    assert [len(layer.following) for layer in layers] == [0, 0, 0, 0]
+    expected = through(layers, hidden, [places, others, places, others], metadata)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@torch.inference_mode()
+def test_a_layer_whose_input_was_changed_is_computed_again() -> None:
+    layers = layers_of(3)
+    hidden, places, metadata = step(3, torch.float32)
+
+    class Louder(torch.nn.Identity):
+        index = 3
+
+        def forward(self, rows: Tensor, **_: Any) -> Tensor:
+            return rows * 2
+
+    between = [layers[0], Louder(), *layers[1:]]
+    found = through(between, hidden, [places] * 4, metadata)
+    assert [len(layer.following) for layer in layers] == [0, 0, 0]
+    assert torch.equal(found[-1], through(between, hidden, [places] * 4, metadata)[-1])
+
+
+@torch.inference_mode()
+def test_layers_of_other_sizes_are_calls_of_their_own() -> None:
+    layers = layers_of(4)
+    layers[2].kind = "another"
+    FusedDecoderLayer.chain([*layers, torch.nn.Identity(), layers[0]])
+    assert [len(layer.following) for layer in layers[1:]] == [0, 0, 0]
+    FusedDecoderLayer.chain(layers)
+    assert [len(layer.following) for layer in layers] == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
