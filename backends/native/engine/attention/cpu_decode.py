@@ -1,10 +1,10 @@
 """The attention kernel for CPUs: sequences in decode by compiled code that reads pages where they lie.
 
 Strategy: `reference` gathers pages first and pads sequences to one length, which on a CPU takes longer than attention
-itself. The compiled code (`src/paged_decode.h`) follows the block tables instead. A step's sequences are split in two:
-tokens of those in decode, of verified drafts and of short prompts go to that code together, each with the keys that it
-sees; longer prompts go to `cpu_prefill`, or to `reference` where that cannot take them. `reference` also takes steps of
-shapes that the compiled code does not know.
+itself. The compiled code (`src/paged_decode.h`) follows the block tables instead. A step is split in two: the tokens of
+sequences in decode, of verified drafts and of short prompts go to that code together, each with the keys that it sees;
+long prompts go to `cpu_prefill`, or to `reference` where that cannot take them. `reference` also takes steps of shapes
+that the compiled code does not know.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def paged_kernel(
     batch = decode_batch(metadata)
     output = queries.new_empty(*queries.shape[:2], cache.values.shape[2])
     _decode(attend, queries, cache, block_size, batch, params, output)
-    # Each part writes its own rows of `output`: decode above, prompts here by one of two ways.
+    # Each part writes its own rows of `output`: the batch above, long prompts here by one of two ways.
     # The compiled code for prompts is causal.
     if batch.prompts and (
         metadata.last_keys or not attend_prompts(queries, cache, block_size, metadata, params, output, batch.prompts)
@@ -83,9 +83,9 @@ def decode_batch(metadata: AttentionMetadata) -> DecodeBatch:
 def find_decode_batch(metadata: AttentionMetadata) -> DecodeBatch:
     """The tokens that are attended to one by one, by the step's metadata."""
     tables, counts = metadata.block_tables, metadata.query_lengths
+    device = tables.device
     # Steady decode: the step's own tensors serve without being indexed.
     if max(counts) == 1:
-        device = tables.device
         return DecodeBatch(
             index_tensor(metadata.starts, device), tables, index_tensor(metadata.context_lengths, device)
         )
@@ -101,8 +101,9 @@ def find_decode_batch(metadata: AttentionMetadata) -> DecodeBatch:
         tokens += range(start, start + new)
         rows += [row] * new
         contexts += range(context - new + 1, context + 1)
-    of, lines, seen = (index_tensor(each, tables.device) for each in (tokens, rows, contexts))
-    return DecodeBatch(of, tables[lines], seen, tuple(prompts))
+    return DecodeBatch(
+        index_tensor(tokens, device), tables[index_tensor(rows, device)], index_tensor(contexts, device), tuple(prompts)
+    )
 
 
 def _fits(queries: Tensor, cache: LayerCache) -> bool:

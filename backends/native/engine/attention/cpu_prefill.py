@@ -32,7 +32,7 @@ def attend_prompts(
     output: Tensor,
     prompts: Sequence[int],
 ) -> bool:
-    """Write attention's result to `output` for the sequences of these indices; False if it cannot.
+    """Write attention's result to `output` for the sequences whose indices are in `prompts`; False if it cannot.
 
     Softcap and sinks are not applied: callers check `params.is_plain`.
     """

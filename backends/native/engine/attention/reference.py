@@ -78,7 +78,7 @@ def fill(
     params: AttentionParams,
     only: tuple[int, ...] | None = None,
 ) -> None:
-    """Write attention's result to `output`, of the sequences of all indices or `only` of some."""
+    """Write attention's result to `output`, for all sequences or for those whose indices are in `only`."""
     # Query heads for each key head: more than 1 in grouped-query attention (GQA, arXiv 2305.13245).
     sharing = queries.shape[1] // cache.keys.shape[1]
     # Other than plain scores are computed explicitly, which needs a mask even for a whole prompt.
@@ -108,11 +108,11 @@ def plan(
     sharing: int,
     masked: bool,
     most_keys: int,
-    only: tuple[int, ...] | None = None,
+    only: tuple[int, ...] | None,
 ) -> list[Group]:
     """Group sequences in decode whose lengths are within a factor of two, up to `most_keys` keys; prompts stay single.
 
-    Of the sequences of all indices, or `only` of some.
+    All sequences, or those whose indices are in `only`.
     """
     alone: list[list[int]] = []
     together: defaultdict[int, list[int]] = defaultdict(list)

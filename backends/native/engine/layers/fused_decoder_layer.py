@@ -216,7 +216,7 @@ class FusedDecoderLayer(nn.Module):
         # A layer does not change its input: model code may keep it (`output_hidden_states`).
         outputs = rows.new_empty(len(layers), *rows.shape)
         self._compute(
-            _pointers([each.description(step.rows) for each in layers]),
+            _pointers([each.address(step.rows) for each in layers]),
             len(layers),
             ctypes.addressof(step),
             rows.data_ptr(),
@@ -231,7 +231,7 @@ class FusedDecoderLayer(nn.Module):
             assumed = computed
         return output
 
-    def description(self, rows: int) -> int:
+    def address(self, rows: int) -> int:
         """The address of the layer's weights and sizes for steps of so many rows."""
         return ctypes.addressof(self._few if rows <= self._most_of_few else self._description)
 

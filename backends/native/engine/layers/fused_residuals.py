@@ -2,7 +2,7 @@
 
 A layer is replaced if its parts were (`FusedNorm`, `FusedAttention`, `FusedMLP`) and it gives the same output as they
 do in its order: norm, attention, sum, norm, feed-forward, sum. The last sum is taken with the norm of the next layer,
-which finds it in the step's metadata. On CPUs layers are one call (`fused_decoder_layer`).
+which finds it in the step's metadata. On CPUs several layers are one call (`fused_decoder_layer`).
 """
 
 from __future__ import annotations

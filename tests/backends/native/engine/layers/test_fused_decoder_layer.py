@@ -83,7 +83,7 @@ def test_a_fused_model_answers_as_generate_does(family: str) -> None:
     own = fused(plain)
     assert len(fused_layers(own)) == 2
     asked = [Submit(seq, prompt(length, seq), 12) for seq, length in enumerate((3, 17, 30, 41))]
-    for apart in (0, 1):  # 1: with prompts beside sequences in decode, for which the parts are called
+    for apart in (0, 1):  # 1: with prompts beside sequences in decode; the longest one is computed by the parts
         answers = tiny(PackedRunner(own, KVCache(64, 4))).answers(asked, apart=apart)
         for request in asked:
             ids = torch.tensor([request.prompt])
@@ -175,7 +175,7 @@ def test_layers_of_one_step_may_have_other_rotary_embeddings() -> None:
 
 
 @torch.inference_mode()
-def test_only_decode_steps_of_up_to_64_sequences_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_steps_of_up_to_64_tokens_without_long_prompts_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fused_layers(fused(build("llama")))[0]
     calls = []
     monkeypatch.setattr(whole, "_compute", lambda *_: calls.append(1))
