@@ -74,8 +74,9 @@ class Capabilities(msgspec.Struct, frozen=True):
     describes the tokenizer. None: not known.
     `max_choices` bounds prompts times choices of one request; `context_length` is in tokens of prompt and answer.
     `context_lengths` are those of a server's models, by their names or "" for any, where it reports them.
-    `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes, and the
-    only values of `model` that a served entity of it may have. `raw_text` False: it takes conversations only.
+    `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes.
+    `models_are_loras`: they are also the only values of `model` that a served entity of it may have, whether or not
+    there are any now. `raw_text` False: it takes conversations only.
     `relays` are the dialects and operations whose bodies it sends on as they came, `scoring` what it does itself of
     scoring and classification. `known` False: the model is still
     loading, and only `generates` says what it will support, as far as its folder tells.
@@ -98,6 +99,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     dtype: str | None = None
     device: str | None = None
     lora_adapters: tuple[str, ...] = ()
+    models_are_loras: bool = False
 
 
 class Health(msgspec.Struct, frozen=True):

@@ -122,7 +122,14 @@ class NativeBackend:
                 self._images = await asyncio.to_thread(
                     with_import_lock, ImagePrompts.load, self._options.model, self._options.images, ready.image_tokens
                 )
-            self.capabilities = capabilities(text, ready, self._head, self._recipe, grammars=grammars is not None)
+            self.capabilities = capabilities(
+                text,
+                ready,
+                self._head,
+                self._recipe,
+                grammars=grammars is not None,
+                lora_folder=bool(self._options.lora_folder),
+            )
             self._started = True
         # A cancelled start, too, must not leave an engine process behind.
         except BaseException:

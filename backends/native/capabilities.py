@@ -25,7 +25,9 @@ _FEATURES = frozenset(
 )
 
 
-def capabilities(text: TextCodec, ready: Ready, head: Head | None, recipe: Recipe, *, grammars: bool) -> Capabilities:
+def capabilities(
+    text: TextCodec, ready: Ready, head: Head | None, recipe: Recipe, *, grammars: bool, lora_folder: bool
+) -> Capabilities:
     """What a loaded model supports.
 
     Args:
@@ -34,6 +36,7 @@ def capabilities(text: TextCodec, ready: Ready, head: Head | None, recipe: Recip
         head: its classification head, if it has one.
         recipe: how its vectors are made.
         grammars: whether its tokenizer allows grammars.
+        lora_folder: whether LoRA adapters may be loaded while it serves.
     """
     optional = {
         Feature.CHAT: text.has_template,
@@ -58,6 +61,7 @@ def capabilities(text: TextCodec, ready: Ready, head: Head | None, recipe: Recip
         dtype=ready.dtype,
         device=ready.device,
         lora_adapters=ready.lora_adapters,
+        models_are_loras=lora_folder or bool(ready.lora_adapters),
     )
 
 

@@ -67,13 +67,13 @@ class Target:
         """
         if self.filters is not None and not isinstance(request, Relay):
             request = replace(request, origin=None)  # the body as it came, which no filter has seen
-        lora_adapters, named = self.backend.capabilities.lora_adapters, self.entity.model
+        can, named = self.backend.capabilities, self.entity.model
         if isinstance(request, Generate) and named is None:
             return replace(request, model=self.model, model_given=False)
-        if not lora_adapters or named is None or isinstance(request, Tokenize | Relay):
+        if not can.models_are_loras or named is None or isinstance(request, Tokenize | Relay):
             return replace(request, model=self.model)  # a new request: others may hold the old one (fallbacks, shadows)
-        # Checked per request: a backend's LoRA adapters are known only once it is ready.
-        if named not in lora_adapters:
+        # Checked per request: a backend's LoRA adapters are known only once it is ready, and come and go.
+        if named not in can.lora_adapters:
             raise ModelNotFound(
                 f"The backend '{self.entity.backend}' has no LoRA adapter '{named}'.", code="model_not_found"
             )

@@ -42,6 +42,7 @@ async def test_models_are_managed_over_http(tmp_path: Path, monkeypatch: pytest.
             endpoints={
                 "demo": Endpoint(served_entities=(ServedEntity(name="n", backend="n"),)),
                 "toy": Endpoint(served_entities=(ServedEntity(name="s", backend="s", model="echo"),)),
+                "tuned": Endpoint(served_entities=(ServedEntity(name="t", backend="n", model="x"),)),
                 "both": Endpoint(
                     served_entities=(
                         ServedEntity(name="n", backend="n"),
@@ -69,16 +70,22 @@ async def _only_admins(client: httpx.AsyncClient) -> None:
 
 async def _lora_adapters(client: httpx.AsyncClient) -> None:
     async def change(what: str, **body: Any) -> tuple[int, str]:
-        reply = await client.post(f"/v1/{what}_lora_adapter", json=body, headers=ADMIN)
+        reply = await client.post(f"/v1/{what}_lora_adapter", json={"model": "demo"} | body, headers=ADMIN)
         return reply.status_code, reply.text
+
+    async def ask_tuned() -> httpx.Response:
+        return await client.post("/v1/chat/completions", json=chat("tuned"), headers=GUEST)
 
     plain = (await client.post("/v1/chat/completions", json=chat("demo"), headers=GUEST)).json()
     assert (await client.post("/v1/chat/completions", json=chat("x"), headers=GUEST)).status_code == 404
+    missing = await ask_tuned()
+    assert (missing.status_code, "has no LoRA adapter 'x'" in missing.text) == (404, True)
     loaded = await change("load", lora_name="x", lora_path="a")
     assert loaded == (200, "Success: LoRA adapter 'x' added successfully.")
     answer = await client.post("/v1/chat/completions", json=chat("x"), headers=GUEST)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"] != plain["choices"][0]["message"]
+    assert (await ask_tuned()).json()["choices"] == answer.json()["choices"]
     by_id = {"inputs": "Hi", "parameters": {"max_new_tokens": 2, "adapter_id": "x"}}
     assert (await client.post("/generate", json=by_id, headers=GUEST)).status_code == 200
     for body, words in (
@@ -95,6 +102,7 @@ async def _lora_adapters(client: httpx.AsyncClient) -> None:
     assert (await change("unload", lora_name="x"))[0] == 200
     assert (await change("unload", lora_name="x"))[0] == 400
     assert (await client.post("/v1/chat/completions", json=chat("x"), headers=GUEST)).status_code == 404
+    assert (await ask_tuned()).status_code == 404, "the base model does not answer instead"
 
 
 async def _sleep(client: httpx.AsyncClient) -> None:

@@ -20,6 +20,7 @@ from gateway.registry import make_backends
 from gateway.routing.target import Target
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as Entity
+from schemas.errors import ModelNotFound
 from schemas.ir import Embed, TextPrompt, Tokenize
 from tests.backends.native.fake_engine import READY, FakeEngine
 from tests.gateway.serving import running, unit_for
@@ -189,12 +190,15 @@ def test_lora_adapters_are_read_from_the_configuration(table: str) -> None:
 
 def test_embeddings_use_the_lora_adapter_and_tokenization_does_not() -> None:
     backend = NativeBackend("local", {})
-    backend.capabilities = Capabilities(lora_adapters=("sql",))
+    backend.capabilities = Capabilities(lora_adapters=("sql",), models_are_loras=True)
     target = Target("tuned", arm("a", "sql"), backend, "sql")
     asked = Embed(id="e", model="tuned", inputs=())
     assert target.addressed(asked) == msgspec.structs.replace(asked, model="sql", lora_adapter="sql")
     tokens = Tokenize(id="t", model="tuned", prompt=TextPrompt("Hi"))
     assert target.addressed(tokens) == msgspec.structs.replace(tokens, model="sql")
+    backend.capabilities = Capabilities(models_are_loras=True)
+    with pytest.raises(ModelNotFound, match="The backend 'local' has no LoRA adapter 'sql'"):
+        target.addressed(asked)
 
 
 def test_databricks_clients_create_endpoints_of_lora_adapters() -> None:
