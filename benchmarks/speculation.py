@@ -1,11 +1,12 @@
 """What speculation gains: tokens per second of one sequence with it and without, in turns.
 
-    python -m benchmarks.speculation [--model FOLDER] [--draft-model FOLDER] [--rounds 3] [--tokens 160] [--batch 1]
+    python -m benchmarks.speculation [--model MODEL] [--draft-model MODEL] [--rounds 3] [--tokens 160] [--batch 1]
 
 Two engines over the same model in memory answer the same prompts, one step after the other, since the machine's speed
 changes meanwhile, and where weights lie in memory makes 5 % of a step. Their tokens must be equal. Seconds are CPU time
-of one thread. Without `--model` it is the bundled model with questions that it knows; other folders are asked what
-agents ask: edits of code, JSON by a schema, summaries with quotes, and for the worst case a story and random tokens.
+of one thread. Without `--model` it is the bundled model with questions that it knows; other models, named as in a
+configuration, are asked what agents ask: edits of code, JSON by a schema, summaries with quotes, and for the worst case
+a story and random tokens.
 Both are asked what lets drafts begin and fail: records that differ in their values, a text that penalties keep from
 repeating itself, letters at random. The goals: 1.8 times the tokens per second on edits, JSON and quotes, and never
 less than 0.97.
@@ -23,12 +24,13 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 from transformers import AutoTokenizer
 
+from backends.native.checkpoints.reference import prepare
 from backends.native.demo import WEIGHTS
 from backends.native.engine.factory import load_engine
 from backends.native.engine.loop import Engine
 from backends.native.engine.steps import Steps
 from backends.native.grammar.grammar import grammar_source
-from backends.native.protocol.engine_options import EngineOptions
+from backends.native.protocol.engine_options import MTP, EngineOptions
 from backends.native.protocol.messages import Ping, Pong, Ready, SamplingParams, Submit
 from schemas.ir import Grammar
 
@@ -148,9 +150,11 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--only", nargs="*", default=[""], help="workloads whose names hold one of these words")
     given = parser.parse_args()
-    options = EngineOptions(given.model, dtype=given.dtype, device="cpu", threads=1, kv_tokens=16_384)
-    tokenizer = AutoTokenizer.from_pretrained(given.model, local_files_only=True)
-    without, ahead, ready = engines(options, given.draft_model)
+    folder = prepare(given.model, print)
+    draft = prepare(given.draft_model, print) if given.draft_model not in ("", MTP) else given.draft_model
+    options = EngineOptions(folder, dtype=given.dtype, device="cpu", threads=1, kv_tokens=16_384)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    without, ahead, ready = engines(options, draft)
     for workload in (BUNDLED if given.model == str(WEIGHTS) else AGENT) + ADVERSARIAL:
         if not any(word in workload.name for word in given.only):
             continue
