@@ -71,15 +71,13 @@ class Capabilities(msgspec.Struct, frozen=True):
     """What a backend supports, and its limits.
 
     `tokenizer` names the vocabulary: token ids mean the same on all backends with an equal name, `tokenizer_info`
-    describes the tokenizer. None: not known.
-    `max_choices` bounds prompts times choices of one request; `context_length` is in tokens of prompt and answer.
-    `context_lengths` are those of a server's models, by their names or "" for any, where it reports them.
-    `lora_adapters` are the LoRA adapters that it has, if known: the values of `lora_adapter` that it takes.
-    `models_are_loras`: they are also the only values of `model` that a served entity of it may have, whether or not
-    there are any now. `raw_text` False: it takes conversations only.
-    `relays` are the dialects and operations whose bodies it sends on as they came, `scoring` what it does itself of
-    scoring and classification. `known` False: the model is still
-    loading, and only `generates` says what it will support, as far as its folder tells.
+    describes the tokenizer. None: not known. `max_choices` bounds prompts times choices of one request;
+    `context_length` is in tokens of prompt and answer. `context_lengths` are those of a server's models, by their names
+    or "" for any, where it reports them. `lora_adapters` are the LoRA adapters that it has, if known: the values of
+    `lora_adapter` that it takes, and with `models_are_loras` of a served entity's `model`, also if there are none.
+    `raw_text` False: it takes conversations only. `relays` are the dialects and operations whose bodies it sends on as
+    they came, `scoring` what it does itself of scoring and classification. `known` False: the model is still loading,
+    and only `generates` says what it will support, as far as its folder tells.
     """
 
     known: bool = True

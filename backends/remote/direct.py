@@ -78,18 +78,21 @@ class RemoteExchange:
 
     def send(self, observer: Observer, sink: WholeSink) -> None:
         """Send the request."""
+        # First: what follows is done while the server works.
+        self._begun.send(self._asking.timeouts.whole)
         self._attempt: Attempt = observer.attempt(self._asking.upstream, self._request.model)
         self._sink = sink
-        self._begun.send(self._hear, self._asking.timeouts.whole)
+        self._begun.listen(self._hear)
 
     def stream(self, observer: Observer, sink: StreamSink) -> None:
         """Send the request for a stream."""
         asking, timeouts = self._asking, self._asking.timeouts
+        self._begun.send(timeouts.first_token)  # as above
         attempt = observer.attempt(asking.upstream, self._request.model)
         self._stream = stream = DirectStream(
             self._begun, self._codec, self._request, sink, attempt, timeouts.idle, asking.counts
         )
-        self._begun.send(stream.hear, timeouts.first_token)
+        self._begun.listen(stream.hear)
 
     def put_back(self) -> None:
         """Send nothing."""

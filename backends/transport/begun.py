@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class BegunExchange:
-    """An idle connection that is lent to a request. `send` or `put_back` must follow.
+    """An idle connection that is lent to a request. `send`, and `listen` in the same turn, or `put_back` must follow.
 
     Args:
         pool: lends the connection.
@@ -48,13 +48,16 @@ class BegunExchange:
         """Send nothing."""
         self.connection.put_back()
 
-    def send(self, listener: Callable[[], None], timeout: float) -> None:
-        """Send the request. `listener` is called as `Connection.listen` says, at the latest after `timeout` s."""
+    def send(self, timeout: float) -> None:
+        """Send the request. Its answer is to be there, or a stream's first event, after `timeout` s."""
         connection = self._connection
         assert connection is not None
         self.deadline = connection.time() + timeout
         connection.send(self._data)
-        connection.listen(listener, self.deadline)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` as `Connection.listen` says."""
+        self.connection.listen(listener, self.deadline)
 
     def has_type(self, types: Collection[bytes]) -> bool:
         """Whether the answer has status 200, one of these media types, and is not encoded."""

@@ -130,6 +130,7 @@ class Connection(ReceivedResponse):
             self._failure = _reset_by_peer()
         else:
             self._outbox.write(data)
+            self._outbox.flush_early()
 
     def listen(self, listener: Callable[[], None], deadline: float | None) -> None:
         """Call `listener` whenever more of the response has come, when it ends or fails, and at the deadline."""

@@ -12,7 +12,6 @@ Time limits cost a request nothing: each connection notes when it began to wait,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
@@ -23,7 +22,9 @@ from gateway.config import Limits
 from gateway.http.accounting import RequestAccount
 from gateway.http.direct.request import Wrap
 from gateway.http.entrance import Entrance
+from gateway.server.admission import Admission
 from gateway.server.answer_cycle import AnswerCycle
+from gateway.server.chunked_body import chunked_parser
 from gateway.server.client_transport import ClientTransport
 from gateway.server.direct_way import DirectWay
 from gateway.server.read_gate import ReadGate
@@ -44,7 +45,6 @@ _MOST_UNSENT = 16 * 1024
 64 KiB. The kernel's own buffer keeps a client supplied: these bytes only cost memory where a client reads slowly."""
 LINGER = 2.0
 """Seconds for which a connection lingers, and for which the rest of a body may come that nobody asked for."""
-_CHUNKED_HEAD = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
 _ALWAYS_ANSWERED = (b"/health", b"/health/ready", b"/ping")
 
 
@@ -55,6 +55,7 @@ class ClientConnection(HttpToolsProtocol):
         limits: of requests and connections.
         on_refused: called with the status of a request that the application does not see; returns its request id.
         heads: reads the heads of requests.
+        admission: to a turn of the event loop.
         entrance: asked first, without ASGI, what answers a request; None: the application is called.
         arguments: uvicorn's.
 
@@ -68,13 +69,20 @@ class ClientConnection(HttpToolsProtocol):
     cycle: AnswerCycle
 
     def __init__(
-        self, limits: Limits, on_refused: Any, heads: HeadReader, entrance: Entrance | None, **arguments: Any
+        self,
+        limits: Limits,
+        on_refused: Any,
+        heads: HeadReader,
+        admission: Admission,
+        entrance: Entrance | None,
+        **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
         self.parser = None  # uvicorn's, which would read heads once more
         self._limits = limits
         self._on_refused = on_refused
         self._heads = heads
+        self._admission = admission
         self._entrance = entrance
         self._input = b""  # what has come and was not passed on
         self._left: int | Framing | None = None  # of the body that is being read; None between messages
@@ -87,6 +95,7 @@ class ClientConnection(HttpToolsProtocol):
         self._between_data = 0
         self._crowded = False
         self._direct = DirectWay(self, entrance)
+        self._waits_for_turn = False  # to be admitted to one
         self._held = False  # whether a whole head is still in the input, until something of its body comes
         self.certificate: dict[str, Any] | None = None
 
@@ -126,11 +135,14 @@ class ClientConnection(HttpToolsProtocol):
         if not self._input and self._left is None:
             self._waits_since = self.loop.time()  # the first byte of a head
         self._input = self._input + data if self._input else data
-        self._parse()
+        if not self._waits_for_turn:
+            self._waits_for_turn = self._left is None and not self._admission.admit(self._take_turn)
+        if not self._waits_for_turn:
+            self._parse()
 
     def shutdown(self) -> None:
         """End with the present answer, which a task goes on with if it has not begun."""
-        if self._held:
+        if self._held or self._waits_for_turn:
             self._parse()
         if self._direct.shut_down():
             return
@@ -261,6 +273,11 @@ class ClientConnection(HttpToolsProtocol):
         self.flow.hold(False)
         self.flow.resume_reading()
 
+    def _take_turn(self) -> None:
+        """Read what has come while the connection waited to be admitted."""
+        self._waits_for_turn = False
+        self._parse()
+
     def _parse(self) -> None:
         """Read as much of the input as may be read."""
         while self._input and not self.transport.is_closing():
@@ -315,8 +332,7 @@ class ClientConnection(HttpToolsProtocol):
         self.begin(head)
         self._left = head.framing
         if head.framing is Framing.CHUNKED:
-            self._tail, self._chunked = b"", httptools.HttpRequestParser(_Pieces(self.pass_on))
-            self._chunked.feed_data(_CHUNKED_HEAD)
+            self._tail, self._chunked = b"", chunked_parser(self.pass_on)
         elif not head.framing:
             self.pass_on(b"", is_last=True)
         return True
@@ -382,16 +398,3 @@ class ClientConnection(HttpToolsProtocol):
         # Whatever has come or will come is not read as a request.
         self._input, self._left, self._chunked = b"", None, None
         self.transport.linger()
-
-
-class _Pieces:
-    """What the parser of a chunked body calls: passes the pieces on, without their framing and without trailers."""
-
-    def __init__(self, pass_on: Callable[..., None]) -> None:
-        self.pass_on = pass_on
-
-    def on_body(self, body: bytes) -> None:
-        self.pass_on(body, is_last=False)
-
-    def on_message_complete(self) -> None:
-        self.pass_on(b"", is_last=True)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from gateway.config import Limits
 from gateway.http.entrance import Entrance
+from gateway.server.admission import Admission
 from gateway.server.client_connection import ClientConnection
 from gateway.server.request_head import HeadReader
 from gateway.ticks import next_tick
@@ -43,6 +44,7 @@ class Connections:
         self._limits = replace(limits, max_connections=max(_FEWEST, min(limits.max_connections, free)))
         self._on_refused = on_refused
         self._heads = HeadReader(limits)
+        self._admission = Admission()
         self._entrance = entrance
         self._open: set[Any] = set()
         self._sweeping = False
@@ -54,7 +56,9 @@ class Connections:
 
     def __call__(self, **arguments: Any) -> ClientConnection:
         """Make the protocol of a new connection."""
-        made = ClientConnection(self._limits, self._on_refused, self._heads, self._entrance, **arguments)
+        made = ClientConnection(
+            self._limits, self._on_refused, self._heads, self._admission, self._entrance, **arguments
+        )
         # uvicorn's set, to which a connection adds itself when it is made, and which it leaves when it is lost.
         self._open = made.connections
         if not self._sweeping:

@@ -8,7 +8,14 @@
 #include <structmember.h>
 #include <time.h>
 
-enum { MOST_SOCKETS = 32, MOST_HELD = 64 * 1024, MOST_TIMES = 32, LONGEST_READ = 1 << 20, HEX_DIGITS = 7 };
+enum {
+  MOST_SOCKETS = 32,
+  FEW_SOCKETS = 4,
+  MOST_HELD = 64 * 1024,
+  MOST_TIMES = 32,
+  LONGEST_READ = 1 << 20,
+  HEX_DIGITS = 7
+};
 
 // Names that are looked up, made once.
 static PyObject *write_, *is_closing, *get_write_buffer_size, *call_soon, *send, *call_exception_handler, *begin, *end,
@@ -16,6 +23,7 @@ static PyObject *write_, *is_closing, *get_write_buffer_size, *call_soon, *send,
 
 typedef struct {
   PyObject_HEAD PyObject *loop, *waiting;  // waiting: a list of outboxes
+  Py_ssize_t before;
 } Outboxes;
 
 typedef struct {
@@ -76,6 +84,7 @@ static int send_all(Outboxes* self) {
     return -1;
   }
   int result = 0;
+  if (PyList_GET_SIZE(waiting) > 0) self->before = PyList_GET_SIZE(waiting);
   for (Py_ssize_t at = 0; at < PyList_GET_SIZE(waiting) && result == 0; at++) {
     Outbox* each = (Outbox*)PyList_GET_ITEM(waiting, at);
     // Of one socket: what the others hold is to leave.
@@ -132,6 +141,12 @@ static PyObject* outbox_flush(Outbox* self, PyObject* Py_UNUSED(none)) {
   Py_RETURN_NONE;
 }
 
+static PyObject* outbox_flush_early(Outbox* self, PyObject* none) {
+  if (PyList_GET_SIZE(self->outboxes->waiting) <= FEW_SOCKETS && self->outboxes->before <= FEW_SOCKETS)
+    return outbox_flush(self, none);
+  Py_RETURN_NONE;
+}
+
 static PyObject* outbox_unsent(Outbox* self, void* Py_UNUSED(none)) {
   PyObject* found = PyObject_CallMethodNoArgs(self->transport, get_write_buffer_size);
   if (found == NULL) return NULL;
@@ -160,9 +175,11 @@ static void outbox_dealloc(Outbox* self) {
   Py_TYPE(self)->tp_free(self);
 }
 
-static PyMethodDef outbox_methods[] = {{"write", (PyCFunction)outbox_write, METH_O, "Write bytes behind those before."},
-                                       {"flush", (PyCFunction)outbox_flush, METH_NOARGS, "Send what is held."},
-                                       {NULL}};
+static PyMethodDef outbox_methods[] = {
+    {"write", (PyCFunction)outbox_write, METH_O, "Write bytes behind those before."},
+    {"flush_early", (PyCFunction)outbox_flush_early, METH_NOARGS, "Send what is held, if few sockets are written to."},
+    {"flush", (PyCFunction)outbox_flush, METH_NOARGS, "Send what is held."},
+    {NULL}};
 static PyMemberDef outbox_members[] = {{"transport", T_OBJECT, offsetof(Outbox, transport), READONLY, NULL},
                                        {"written", T_PYSSIZET, offsetof(Outbox, written), READONLY, NULL},
                                        {NULL}};
@@ -227,7 +244,9 @@ static PyMethodDef outboxes_methods[] = {
     {"send", (PyCFunction)outboxes_send, METH_NOARGS, "Have all send what they hold."},
     {"send_soon", (PyCFunction)outboxes_send_soon, METH_NOARGS, "Have all send what they hold at the turn's end."},
     {NULL}};
-static PyMemberDef outboxes_members[] = {{"waiting", T_OBJECT, offsetof(Outboxes, waiting), READONLY, NULL}, {NULL}};
+static PyMemberDef outboxes_members[] = {{"waiting", T_OBJECT, offsetof(Outboxes, waiting), READONLY, NULL},
+                                         {"before", T_PYSSIZET, offsetof(Outboxes, before), READONLY, NULL},
+                                         {NULL}};
 
 static PyTypeObject OutboxesType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "backends.transport.outbox.compiled.Outboxes",

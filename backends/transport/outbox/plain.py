@@ -3,7 +3,8 @@
 A write to a socket wakes the process at the other end if that waits for it, and to wake a process on another core costs
 the writer 15 µs and more (a virtual machine): as much as all else that the kernel does for a request. A process whose
 requests come one by one waits between them; one whose requests come together does not. A second write to the same
-socket is no system call of its own, either.
+socket is no system call of its own, either. Where few sockets are written to, the others' bytes are nothing to wait
+for, and what somebody waits for leaves at once (`Outbox.flush_early`).
 
 `compiled.c` has the same classes: what one does, the other has to do.
 """
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 MOST_SOCKETS = 32
 """Sockets whose bytes wait at most: in a long turn the first need not wait for the last."""
+FEW_SOCKETS = 4
+"""Sockets of a turn, and of the one before, up to which `Outbox.flush_early` sends at once."""
 MOST_HELD = 64 * 1024
 """Bytes for one socket that wait at most: more of them, and the socket is to tell how slow its reader is."""
 MOST_TIMES = 32
@@ -34,14 +37,16 @@ class Outboxes:
         loop: the event loop.
 
     Attributes:
-        waiting: those that hold something.
+        waiting: those that were written to in this turn.
+        before: how many were, in the last turn with any.
     """
 
-    __slots__ = ("_loop", "waiting")
+    __slots__ = ("_loop", "before", "waiting")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.waiting: list[Outbox] = []
+        self.before = 0
 
     def send_soon(self) -> None:
         """Have all send what they hold at the turn's end."""
@@ -50,6 +55,7 @@ class Outboxes:
     def send(self) -> None:
         """Have all send what they hold."""
         waiting, self.waiting = self.waiting, []
+        self.before = len(waiting) or self.before
         for outbox in waiting:
             try:
                 outbox.flush()
@@ -96,6 +102,11 @@ class Outbox:
             self._held += data
             if len(self._held) > MOST_HELD:
                 self.flush()
+
+    def flush_early(self) -> None:
+        """Send what is held before the turn's end, if few sockets are written to: whoever waits for it gains that."""
+        if len(self._outboxes.waiting) <= FEW_SOCKETS >= self._outboxes.before:
+            self.flush()
 
     def flush(self) -> None:
         """Send what is held, unless the socket was closed meanwhile."""

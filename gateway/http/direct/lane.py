@@ -113,10 +113,8 @@ class Lane:
             exchange.put_back()
             return None
         account.decoded = monotonic() - account.began
-        if account.plan.has_experiment:
-            # Before anything that is deployed can change.
-            account.exposure = service.experiments.enter(request, account.plan, self._headers)
-        return (StreamedRequest if request.stream else DirectRequest)(account, operation.codec, exchange)
+        made = StreamedRequest if request.stream else DirectRequest
+        return made(account, operation.codec, exchange, self._headers)
 
     def _read(self, id: str, key: Key | None, body: bytes) -> Generate | None:
         catalog = self._service.catalog

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from time import monotonic
 from typing import Any, Protocol
 
@@ -63,6 +63,7 @@ class DirectRequest:
         account: of the request, which is routed.
         codec: of its protocol.
         exchange: with the server.
+        headers: the request's.
 
     Attributes:
         streams: whether a stream has begun: nothing is to be handed over any more.
@@ -70,23 +71,30 @@ class DirectRequest:
 
     streams = False
 
-    __slots__ = ("_account", "_client", "_codec", "_exchange", "_is_ready", "_limits", "_reply")
+    __slots__ = ("_account", "_client", "_codec", "_exchange", "_headers", "_is_ready", "_limits", "_reply")
 
-    def __init__(self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange) -> None:
+    def __init__(
+        self, account: RequestAccount, codec: ServerCodec, exchange: DirectExchange, headers: Mapping[str, str]
+    ) -> None:
         self._account = account
         self._codec = codec
         self._exchange = exchange
+        self._headers = headers
         self._is_ready = False  # for the answer
 
     def send(self, client: DirectClient) -> None:
         """Send the request, and its answer to the client once it is there."""
         self._client = client
-        service = self._account.service
+        account, service = self._account, self._account.service
+        self._ask()  # first: what follows is done while the server works
+        if account.plan is not None and account.plan.has_experiment:
+            assert account.request is not None
+            # In the turn in which the plan was made: nothing that is deployed has changed.
+            account.exposure = service.experiments.enter(account.request, account.plan, self._headers)
         service.running += 1
         service.begun += 1
         service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
-        self._account.stage = "generate"
-        self._ask()
+        account.stage = "generate"
         service.after_turn.add(self._get_ready_early)  # while the server works
 
     def hand_over(self) -> tuple[RequestAccount, Wrap]:

@@ -85,6 +85,7 @@ class StreamedRequest(DirectRequest):
         account.status = 200
         self.outbox = self._client.open(self._fields(encoder.media_type, encoder.headers), _chunk(data))
         self.streams = True
+        self.outbox.flush_early()
         return True
 
     def take(self, events: Events) -> None:

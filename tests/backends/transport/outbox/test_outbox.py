@@ -94,6 +94,34 @@ async def test_many_sockets_do_not_wait(opened: Opened) -> None:
     assert [len(socket.written) for socket, _ in both] == [1] * len(both)
 
 
+async def test_where_few_sockets_are_written_to_one_need_not_wait(opened: Opened) -> None:
+    few = [opened() for _ in range(plain.FEW_SOCKETS)]
+    for socket, box in few:
+        box.write(b"x")
+        box.flush_early()
+        assert socket.written == [b"x"]
+    socket, box = few[0]
+    box.write(b"y")
+    box.flush_early()
+    assert socket.written == [b"x"], "as many are written to as would wake many processes"
+    await asyncio.sleep(0)
+    assert [each.written for each, _ in few] == [[b"x", b"y"], [b"x"], [b"x"], [b"x"]]
+
+
+async def test_behind_a_turn_that_wrote_to_many_sockets_all_wait(opened: Opened) -> None:
+    for _, box in [opened() for _ in range(plain.FEW_SOCKETS + 1)]:
+        box.write(b"x")
+    await asyncio.sleep(0)
+    for expected in (0, 1):
+        await asyncio.sleep(0)  # a turn without a write says nothing
+        socket, box = opened()
+        box.write(b"x")
+        box.flush_early()
+        assert len(socket.written) == expected
+        await asyncio.sleep(0)
+        assert socket.written == [b"x"]
+
+
 async def test_a_closed_socket_is_passed_by(opened: Opened) -> None:
     (closed, first), (socket, second) = opened(), opened()
     first.write(b"x")

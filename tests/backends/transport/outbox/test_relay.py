@@ -125,7 +125,8 @@ def test_what_is_a_run_is_written_and_counted(texts: list[str]) -> None:
         assert clock.noted == sorted(clock.noted)
         assert len(clock.noted) == len(written)
         assert clock.at is not None
-        assert 0 <= clock.at - 30 - clock.noted[-1] < 10 if written else True
+        # A sum of seconds is rounded: just before a power of two it has a bit less behind the point.
+        assert -1e-6 < clock.at - 30 - clock.noted[-1] < 10 if written else True
         box.flush()
         assert b"".join(clock.written) == b"".join(chunks)
         assert each(b"".join(chunks))

@@ -1,0 +1,40 @@
+"""How many requests begin in one turn of the event loop: the others wait for the next turns.
+
+Hundreds of requests that come at once are read in one turn. If all of them began in it, the first answers would wait
+for the last request; as it is, each turn has some of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+_MOST = 32
+
+
+class Admission:
+    """Admits the requests of one event loop, in the order in which they come."""
+
+    def __init__(self) -> None:
+        self._admitted = 0  # in the present turn
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def admit(self, begin: Callable[[], None]) -> bool:
+        """Whether a request may begin in this turn; else `begin` is called in a later one."""
+        if self._admitted >= _MOST:
+            self._waiting.append(begin)
+            return False
+        if not self._admitted:
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._admitted += 1
+        return True
+
+    def _next_turn(self) -> None:
+        # Those that come in this turn are behind those that wait: they are admitted only if none is left.
+        self._admitted = min(_MOST, len(self._waiting))
+        if self._admitted:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._next_turn)
+            for _ in range(self._admitted):
+                loop.call_soon(self._waiting.popleft())
