@@ -1,7 +1,8 @@
 """Limits that the workers of one machine count together, in tables that all of them map into memory.
 
 Exact: a worker checks all limits of a request, and counts it, while it holds the lock of the table. What ended requests
-have to correct waits for the worker's next request, which takes the lock anyway, but no longer than a moment.
+have to correct waits for the worker's next request, which takes the lock anyway, but no longer than to the end of the
+event loop's turn.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from gateway.storage.slot import Slot
 from schemas.errors import Quota, RateLimited
 
 _RUNNING_ROWS = 1 << 10
-_LATEST = 0.005
-"""Seconds after which a correction is counted if no request comes. A killed worker loses what it has not counted."""
 
 
 class LocalLimiter:
@@ -40,7 +39,6 @@ class LocalLimiter:
         self._second, self._spans = 0.0, spans(0.0)
         # Of ended requests: what was charged, and the tokens and cost of the answer.
         self._ended: list[tuple[Sequence[tuple[Rule, int, float]], int | None, float]] = []
-        self._timer: asyncio.TimerHandle | None = None
 
     # Both are made at first use: a server without limits has no such files.
     @cached_property
@@ -86,12 +84,11 @@ class LocalLimiter:
             self._leave_running(ticket.running)
         if ticket.charged:
             self._ended.append((ticket.charged, tokens, cost))
-            if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(_LATEST, self._settle)
+            if len(self._ended) == 1:
+                asyncio.get_running_loop().call_soon(self._settle)
 
     def _settle(self) -> None:
         """Count what ended requests have left to correct."""
-        self._timer = None
         if self._ended:
             with self._windows:
                 self._correct(self._now())
@@ -106,8 +103,6 @@ class LocalLimiter:
 
     async def aclose(self) -> None:
         """Count what is left to correct, and release the files."""
-        if self._timer is not None:
-            self._timer.cancel()
         self._settle()
         for table in ("_windows", "_running"):
             if table in self.__dict__:

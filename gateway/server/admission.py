@@ -17,7 +17,7 @@ class Admission:
     """Admits the requests of one event loop, in the order in which they come."""
 
     def __init__(self) -> None:
-        self._admitted = 0  # in the present turn
+        self._admitted = 0  # in the present turn, or one in the last
         self._waiting: deque[Callable[[], None]] = deque()
 
     def admit(self, begin: Callable[[], None]) -> bool:
@@ -25,7 +25,8 @@ class Admission:
         if self._admitted >= _MOST:
             self._waiting.append(begin)
             return False
-        if not self._admitted:
+        # One alone costs no callback: it counts for the next turn, too.
+        if self._admitted == 1:
             asyncio.get_running_loop().call_soon(self._next_turn)
         self._admitted += 1
         return True

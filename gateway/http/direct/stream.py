@@ -20,7 +20,7 @@ class StreamedRequest(DirectRequest):
         outbox: the client's, once the answer has begun.
     """
 
-    __slots__ = ("_encoder", "full", "outbox", "streams")
+    __slots__ = ("_encoder", "_head", "full", "outbox", "streams")
 
     def _get_ready(self) -> None:
         if self._is_ready:
@@ -30,6 +30,8 @@ class StreamedRequest(DirectRequest):
         self._encoder = self._codec.encoder(request)
         self._exchange.get_ready()
         super()._get_ready()
+        headers = self._encoder.headers
+        self._head = headers, self._fields(self._encoder.media_type, headers)
 
     def _ask(self) -> None:
         self.full = self.streams = False
@@ -83,7 +85,10 @@ class StreamedRequest(DirectRequest):
         account.stage = "stream"
         self._note(events)
         account.status = 200
-        self.outbox = self._client.open(self._fields(encoder.media_type, encoder.headers), _chunk(data))
+        headers, head = self._head
+        if encoder.headers is not headers:  # they may depend on the events
+            head = self._fields(encoder.media_type, encoder.headers)
+        self.outbox = self._client.open(head, _chunk(data))
         self.streams = True
         self.outbox.flush_early()
         return True
