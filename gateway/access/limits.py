@@ -11,19 +11,32 @@ from gateway.access.counters import Name, Span
 from gateway.access.rules import Kind, Rule, Rules
 from schemas.errors import Quota, RateLimited
 
+Counted = tuple[Rule, int, float, float, int]
+"""A rule, the tick of its count, the amount that was counted, what is left of the limit, and seconds to its reset."""
+
 
 class Ticket(msgspec.Struct, frozen=True):
     """What a request has been counted for.
 
     Attributes:
-        charged: what its end corrects, of tokens and cost: rule, tick of the count, and amount.
+        counted: for which rules.
         running: names of what counts it as running.
-        quotas: the tightest of its limits of requests and of tokens.
     """
 
-    charged: Sequence[tuple[Rule, int, float]] = ()
+    counted: Sequence[Counted] = ()
     running: Sequence[Name] = ()
-    quotas: Sequence[Quota] = ()
+
+    @property
+    def quotas(self) -> Sequence[Quota]:
+        """The tightest of its limits of requests and of tokens; made anew each time."""
+        found: dict[str, Quota] = {}
+        for rule, _, _, left, reset in self.counted:
+            if rule.kind != "cost":
+                quota, other = Quota(rule.kind, rule.whole, int(left), reset), found.get(rule.kind)
+                # Of several limits of the same kind, the one of which the least part is left.
+                if other is None or quota.remaining / quota.limit < other.remaining / other.limit:
+                    found[quota.kind] = quota
+        return [*found.values()]
 
 
 class Limiter(Protocol):
@@ -64,26 +77,15 @@ def corrections(ticket: Ticket, tokens: int | None, cost: float) -> list[tuple[R
     """What a request has counted too little, or too much if it is below 0: rule, tick of the count, and amount."""
     return [
         (rule, tick, change)
-        for rule, tick, amount in ticket.charged
-        if (change := correction(rule.kind, amount, tokens, cost))
+        for rule, tick, amount, _, _ in ticket.counted
+        if (change := _correction(rule.kind, amount, tokens, cost))
     ]
 
 
-def correction(kind: Kind, amount: float, tokens: int | None, cost: float) -> float:
-    """What a request has counted too little for one of its rules, `amount`, or too much if it is below 0."""
+def _correction(kind: Kind, amount: float, tokens: int | None, cost: float) -> float:
     if kind == "cost":
         return cost - amount
-    return tokens - amount if tokens is not None else 0.0
-
-
-def tightest(quotas: Sequence[Quota]) -> list[Quota]:
-    """Of several limits of the same kind, the one of which the least part is left."""
-    found: dict[str, Quota] = {}
-    for quota in quotas:
-        other = found.get(quota.kind)
-        if other is None or quota.remaining / quota.limit < other.remaining / other.limit:
-            found[quota.kind] = quota
-    return list(found.values())
+    return tokens - amount if tokens is not None and kind == "tokens" else 0.0  # a request stays one
 
 
 def refusal(rule: Rule, span: Span, amount: float, left: float, wait: float) -> RateLimited:

@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 
 from gateway.access.counters import COUNTS, RUNNING, CounterTable, Name, Span, spans
-from gateway.access.limits import Ticket, correction, refusal, tightest
+from gateway.access.limits import Counted, Ticket, corrections, refusal
 from gateway.access.rules import Rule, Rules
 from gateway.config import ServerSection
 from gateway.storage.slot import Slot
-from schemas.errors import Quota, RateLimited
+from schemas.errors import RateLimited
 
 _RUNNING_ROWS = 1 << 10
 
@@ -37,8 +37,7 @@ class LocalLimiter:
         self._slot: Slot | None = None
         self._column = 0
         self._second, self._spans = 0.0, spans(0.0)
-        # Of ended requests: what was charged, and the tokens and cost of the answer.
-        self._ended: list[tuple[Sequence[tuple[Rule, int, float]], int | None, float]] = []
+        self._corrections: list[tuple[Rule, int, float]] = []  # of ended requests
 
     # Both are made at first use: a server without limits has no such files.
     @cached_property
@@ -82,24 +81,21 @@ class LocalLimiter:
         """Count a request's end."""
         if ticket.running:
             self._leave_running(ticket.running)
-        if ticket.charged:
-            self._ended.append((ticket.charged, tokens, cost))
-            if len(self._ended) == 1:
+        if changes := corrections(ticket, tokens, cost):
+            if not self._corrections:
                 asyncio.get_running_loop().call_soon(self._settle)
+            self._corrections += changes
 
     def _settle(self) -> None:
         """Count what ended requests have left to correct."""
-        if self._ended:
+        if self._corrections:
             with self._windows:
                 self._correct(self._now())
 
     def _correct(self, now: Mapping[str, Span]) -> None:
-        correct = self._windows.correct
-        for charged, tokens, cost in self._ended:
-            for rule, tick, amount in charged:
-                if change := correction(rule.kind, amount, tokens, cost):
-                    correct(rule.name, now[rule.window], tick, change)
-        self._ended.clear()
+        for rule, tick, change in self._corrections:
+            self._windows.correct(rule.name, now[rule.window], tick, change)
+        self._corrections.clear()
 
     async def aclose(self) -> None:
         """Count what is left to correct, and release the files."""
@@ -142,11 +138,10 @@ class LocalLimiter:
         if not rules.windows:
             return Ticket((), running)
         now, table = self._now(), self._windows
-        charged: list[tuple[Rule, int, float]] = []
-        quotas: list[Quota] = []
+        counted: list[Counted] = []
         table.lock()
         try:
-            if self._ended:
+            if self._corrections:
                 self._correct(now)
             for rule in rules.windows:
                 span, kind = now[rule.window], rule.kind
@@ -155,13 +150,10 @@ class LocalLimiter:
                 if left < 0:
                     self._undo(rules, rule, tokens, now)
                     raise self._refusal(rule, span, amount)
-                if kind != "requests":  # those stay what they are
-                    charged.append((rule, span.tick, amount))
-                if kind != "cost":
-                    quotas.append(Quota(kind, rule.whole, int(left), span.reset))
+                counted.append((rule, span.tick, amount, left, span.reset))
         finally:
             table.unlock()
-        return Ticket(charged, running, tightest(quotas) if rules.overlapping else quotas)
+        return Ticket(counted, running)
 
     def _undo(self, rules: Rules, refused: Rule, tokens: int, now: Mapping[str, Span]) -> None:
         """Take back what the rules before the refused one have counted."""

@@ -45,13 +45,11 @@ class Rules(msgspec.Struct, frozen=True):
         windows: rules with a window.
         concurrent: (name, most, subject) of limits of requests that run at the same time.
         by_tokens: whether an estimate of the request's tokens is needed.
-        overlapping: whether two rules limit the same, so that one of them is tighter.
     """
 
     windows: tuple[Rule, ...] = ()
     concurrent: tuple[tuple[Name, int, str], ...] = ()
     by_tokens: bool = False
-    overlapping: bool = False
 
 
 class RuleTable:
@@ -104,8 +102,7 @@ def _rules(key: Key | None, endpoint: str, limits: Sequence[EndpointLimit], user
             concurrent.append((name_of("running", *name), limit.concurrent, subject))
     if not windows and not concurrent:
         return None
-    kinds = [rule.kind for rule in windows]
-    return Rules(tuple(windows), tuple(concurrent), "tokens" in kinds, overlapping=len(set(kinds)) < len(kinds))
+    return Rules(tuple(windows), tuple(concurrent), by_tokens=any(rule.kind == "tokens" for rule in windows))
 
 
 def _subjects(

@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 from gateway.access.counters import Name, Span, spans
 from gateway.access.lease_scripts import CORRECT, HOLD, RELEASE, TAKE, Grant, granted, of_window
-from gateway.access.limits import Limiter, Ticket, corrections, refusal, tightest
+from gateway.access.limits import Counted, Limiter, Ticket, corrections, refusal
 from gateway.access.rules import Rule, Rules
 from gateway.storage.shared.state_server import ServerAway, StateServer
-from schemas.errors import Quota, RateLimited
+from schemas.errors import RateLimited
 
 _LATEST = 0.05
 """Seconds after which corrections are counted, and after which slots that nobody uses are given back."""
@@ -200,16 +200,12 @@ class SharedLimiter:
 
     def _ticket(self, rules: Rules, tokens: int, running: Sequence[Name]) -> Ticket:
         """Take what a request needs from leases that suffice."""
-        charged, quotas, now = [], [], self._now()
+        counted, now = list[Counted](), self._now()
         for rule in rules.windows:
             amount, lease = _amount(rule, tokens), self._leases[rule.name]
             lease.left -= amount
-            if rule.kind != "requests":  # those stay what they are
-                charged.append((rule, lease.tick, amount))
-            if rule.kind != "cost":
-                left = max(0, int(lease.left + lease.beyond))
-                quotas.append(Quota(rule.kind, rule.whole, left, now[rule.window].reset))
-        return _SharedTicket(charged, running, tightest(quotas) if rules.overlapping else quotas)
+            counted.append((rule, lease.tick, amount, max(0.0, lease.left + lease.beyond), now[rule.window].reset))
+        return _SharedTicket(counted, running)
 
     async def _ask(
         self, rules: Rules, tokens: int, now: float, lacking: Sequence[tuple[Rule, float]], running: Sequence[Name]

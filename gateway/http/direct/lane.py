@@ -161,5 +161,4 @@ class Lane:
             if shares is not None:
                 shares.leave(self._owner)
             return False
-        account.quotas = account.ticket.quotas
         return True

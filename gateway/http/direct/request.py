@@ -159,7 +159,8 @@ class DirectRequest:
         """Make what the answer needs, but not the server, unless it is made. It may fail, and be made again."""
         if self._is_ready:
             return
-        quotas = self._account.quotas
+        ticket = self._account.ticket
+        quotas = () if ticket is None else ticket.quotas
         self._limits = b"".join([b"%b: %b\r\n" % each for each in self._codec.limit_headers(quotas)]) if quotas else b""
         self._is_ready = True
 
