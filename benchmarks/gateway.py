@@ -42,6 +42,8 @@ bursts = { texts = ["The quick brown fox jumps over the lazy dog."], repeat = 20
     + "".join(f'[[server.mounts]]\nprefix = "/{name}"\nendpoint = "{name}"\n' for name in ("whole", "single", "bursts"))
 )
 KEY = "bench"
+_CPUCLOCK_SCHED = 2
+"""Of `<linux/posix-timers.h>`: a process's clock has the number `~pid << 3 | _CPUCLOCK_SCHED`."""
 
 
 def main() -> None:
@@ -206,12 +208,12 @@ def _wait(port: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its descendants."""
-    ticks = 0
-    for process in [pid, *descendants(pid)]:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """User and system time of a process and its descendants.
+
+    By the clock of each process (clock_getcpuclockid(3)), which counts nanoseconds: the ticks of `/proc` are 10 ms, a
+    tenth of what 2,000 requests take.
+    """
+    return sum(time.clock_gettime(~process << 3 | _CPUCLOCK_SCHED) for process in [pid, *descendants(pid)])
 
 
 def descendants(pid: int) -> list[int]:
