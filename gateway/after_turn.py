@@ -11,9 +11,15 @@ from collections.abc import Callable
 
 
 class AfterTurn:
-    """The calls that the present turn has left. A process that is killed loses them."""
+    """The calls that the present turn has left. A process that is killed loses them.
 
-    def __init__(self) -> None:
+    Args:
+        before, after: called before the first one of a turn and after the last.
+    """
+
+    def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self._before = before
+        self._after = after
         self._calls: list[Callable[[], None]] = []
 
     def add(self, call: Callable[[], None], *, at_once: bool = False) -> None:
@@ -28,7 +34,7 @@ class AfterTurn:
     def make(self) -> None:
         """Make the calls."""
         calls, self._calls = self._calls, []
-        for call in calls:
+        for call in (self._before, *calls, self._after):
             _make(call)
 
 

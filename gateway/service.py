@@ -31,6 +31,7 @@ from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.filters.guarded import NONE, GuardedFilter
 from gateway.observability.live import LiveFigures
+from gateway.observability.logging import EVENTS
 from gateway.observability.metrics import Metrics
 from gateway.observability.request_log import RequestLog
 from gateway.observability.traces import Traces
@@ -109,7 +110,7 @@ class Service:
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
         self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
         self.counts = EndpointCounts()
-        self.after_turn = AfterTurn()
+        self.after_turn = AfterTurn(EVENTS.begin_batch, EVENTS.end_batch)
         self._ids: list[str] = []  # of requests to come
         self.backend_health = BackendHealth(backends)
         self._said = ""  # of what the last look failed with

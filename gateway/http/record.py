@@ -269,10 +269,7 @@ def log_record(
         "first_event_s": round(first_event, 6),
         "duration_s": round(record.duration, 6),
     }
-    try:  # noqa: SIM105 - `suppress` would be three calls more for each request
-        EVENTS.info(event)
-    except BrokenPipeError:
-        pass  # the reader of standard error may be gone: the request must not fail for that
+    EVENTS.info(event)
 
 
 def _user(name: str, kept: str) -> str | None:

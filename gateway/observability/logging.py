@@ -6,6 +6,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from select import PIPE_BUF
 from typing import Any, BinaryIO
 
 import msgspec
@@ -46,13 +48,15 @@ class _Clock:
 class EventLog:
     """Logs events that are dictionaries already, at the level "info": as structlog's loggers do, in half of the time.
 
-    They copy an event's fields four times, and look their configuration up for each event.
+    They copy an event's fields four times, and look their configuration up for each event. Between `begin_batch` and
+    `end_batch` lines are collected, to be written together.
     """
 
     def __init__(self) -> None:
         self._processors: list[Any] | None = None
         self._stream: BinaryIO | None = None
         self._clock = _Clock()
+        self._batch: list[bytes] | None = None
 
     def configure(self, processors: list[Any], stream: BinaryIO | None) -> None:
         """Write lines of these processors to a stream; None: leave events to structlog."""
@@ -60,9 +64,9 @@ class EventLog:
 
     def info(self, event: dict[str, Any]) -> None:
         """Log an event, whose name is its "event". It has no exception."""
-        # Tests configure structlog anew, or replace the processors in the list.
-        if self._stream is None or structlog.get_config()["processors"] != self._processors:
-            structlog.get_logger().info(**event)
+        if self._batch is None and not self._is_as_configured():
+            with suppress(BrokenPipeError):  # the reader of standard error may be gone: no request must fail for that
+                structlog.get_logger().info(**event)
             return
         # What the processors for JSON do.
         event["level"] = "info"
@@ -71,8 +75,36 @@ class EventLog:
             _hide_secrets(None, "info", event)
         for receive in RECEIVERS:
             receive(event)
-        self._stream.write(_encode(event) + b"\n")
-        self._stream.flush()
+        line = _encode(event) + b"\n"
+        if self._batch is None:
+            self._write(line)
+        else:
+            self._batch.append(line)
+
+    def begin_batch(self) -> None:
+        """Collect lines from now on."""
+        self._batch = [] if self._is_as_configured() else None
+
+    def end_batch(self) -> None:
+        """Write what was collected, with no more bytes at once than a pipe takes between those of other writers."""
+        lines, self._batch = self._batch or (), None
+        piece = b""
+        for line in lines:
+            if len(piece) + len(line) > PIPE_BUF:
+                self._write(piece)
+                piece = b""
+            piece += line
+        self._write(piece)
+
+    def _is_as_configured(self) -> bool:
+        # Tests configure structlog anew, or replace the processors in the list.
+        return self._stream is not None and structlog.get_config()["processors"] == self._processors
+
+    def _write(self, data: bytes) -> None:
+        if data and self._stream is not None:
+            with suppress(BrokenPipeError):  # as above
+                self._stream.write(data)
+                self._stream.flush()
 
 
 EVENTS = EventLog()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -11,6 +12,7 @@ import sys
 from contextlib import suppress
 
 import pytest
+import structlog
 
 from gateway.observability import logging
 
@@ -111,3 +113,50 @@ def test_a_request_is_one_short_line_on_a_terminal() -> None:
     failed = event | {"status": 502, "outcome": "incomplete", "stage": "stream", "prompt_tokens": None}
     assert _shorten(None, "info", failed)["event"].endswith("502 162 ms incomplete at stream (r1)")
     assert _shorten(None, "info", {"event": "backend.reached"}) == {"event": "backend.reached"}
+
+
+class Stream(io.BytesIO):
+    """Standard error that remembers what each flush has written, unless its reader is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[bytes] = []
+        self.gone = False
+
+    def flush(self) -> None:
+        if self.gone:
+            raise BrokenPipeError
+        if data := self.getvalue():
+            self.pieces.append(data)
+        self.seek(0)
+        self.truncate()
+
+
+def test_lines_of_a_batch_are_written_together_and_never_parts_of_one() -> None:
+    log, stream = logging.EventLog(), Stream()
+    log.configure(structlog.get_config()["processors"], stream)
+    log.info({"event": "alone"})
+    log.begin_batch()
+    for number in range(20):
+        log.info({"event": "together", "number": number, "text_of_a_line": "x" * 500})
+    log.info({"event": "long", "text_of_a_line": "x" * 9000})
+    log.info({"event": "last"})
+    assert len(stream.pieces) == 1
+    log.end_batch()
+    log.info({"event": "behind"})
+    lines = [json.loads(line) for line in b"".join(stream.pieces).splitlines()]
+    expected = ["alone", *["together"] * 20, "long", "last", "behind"]
+    assert [line["event"] for line in lines] == expected
+    assert [line["number"] for line in lines[1:21]] == [*range(20)]
+    assert all(piece.endswith(b"\n") and (len(piece) <= 4096 or piece.count(b"\n") == 1) for piece in stream.pieces)
+    assert len(stream.pieces) <= 8
+
+
+def test_a_reader_that_is_gone_fails_nothing() -> None:
+    log, stream = logging.EventLog(), Stream()
+    log.configure(structlog.get_config()["processors"], stream)
+    stream.gone = True
+    log.info({"event": "alone"})
+    log.begin_batch()
+    log.info({"event": "together"})
+    log.end_batch()
