@@ -1,8 +1,8 @@
 """Limits that the workers of one machine count together, in tables that all of them map into memory.
 
-Exact: a worker checks all limits of a request, and counts it, while it holds the lock of the table. What ended requests
-have to correct waits for the worker's next request, which takes the lock anyway, but no longer than to the end of the
-event loop's turn.
+Exact: a worker checks all limits of a request, and counts it, while it holds the lock of the table. Corrections by
+requests that ended are counted together with the worker's next request, which takes the lock anyway, or at the end of
+the event loop's turn.
 """
 
 from __future__ import annotations

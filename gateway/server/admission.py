@@ -1,7 +1,7 @@
 """How many requests begin in one turn of the event loop: the others wait for the next turns.
 
-Hundreds of requests that come at once are read in one turn. If all of them began in it, the first answers would wait
-for the last request; as it is, each turn has some of both.
+Hundreds of requests may be read in one turn. If all of them began in it, the first answer would be sent only after the
+last request has begun. With a limit, each turn begins some requests and sends some answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Admission:
     """Admits the requests of one event loop, in the order in which they come."""
 
     def __init__(self) -> None:
-        self._admitted = 0  # in the present turn, or one in the last
+        self._admitted = 0  # in the present turn; a single one of an earlier turn counts as well
         self._waiting: deque[Callable[[], None]] = deque()
 
     def admit(self, begin: Callable[[], None]) -> bool:
@@ -25,7 +25,7 @@ class Admission:
         if self._admitted >= _MOST:
             self._waiting.append(begin)
             return False
-        # One alone costs no callback: it counts for the next turn, too.
+        # The first one schedules no callback, which would cost a client with one connection more than it gains.
         if self._admitted == 1:
             asyncio.get_running_loop().call_soon(self._next_turn)
         self._admitted += 1

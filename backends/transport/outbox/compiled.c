@@ -23,7 +23,7 @@ static PyObject *write_, *is_closing, *get_write_buffer_size, *call_soon, *send,
 
 typedef struct {
   PyObject_HEAD PyObject *loop, *waiting;  // waiting: a list of outboxes
-  Py_ssize_t before;
+  Py_ssize_t before;                       // how many waited in the last turn with any
 } Outboxes;
 
 typedef struct {

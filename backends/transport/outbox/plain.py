@@ -3,8 +3,8 @@
 A write to a socket wakes the process at the other end if that waits for it, and to wake a process on another core costs
 the writer 15 µs and more (a virtual machine): as much as all else that the kernel does for a request. A process whose
 requests come one by one waits between them; one whose requests come together does not. A second write to the same
-socket is no system call of its own, either. Where few sockets are written to, the others' bytes are nothing to wait
-for, and what somebody waits for leaves at once (`Outbox.flush_early`).
+socket is no system call of its own, either. Where few sockets are written to, there is little to save: requests and
+first events are sent at once (`Outbox.flush_early`).
 
 `compiled.c` has the same classes: what one does, the other has to do.
 """
@@ -104,8 +104,8 @@ class Outbox:
                 self.flush()
 
     def flush_early(self) -> None:
-        """Send what is held before the turn's end, if few sockets are written to: whoever waits for it gains that."""
-        if len(self._outboxes.waiting) <= FEW_SOCKETS >= self._outboxes.before:
+        """Send what is held now and not at the turn's end, if few sockets are written to in this turn and the last."""
+        if len(self._outboxes.waiting) <= FEW_SOCKETS and self._outboxes.before <= FEW_SOCKETS:
             self.flush()
 
     def flush(self) -> None:
