@@ -11,6 +11,7 @@ from backends.native.demo import WEIGHTS
 from backends.native.engine.factory import load_engine
 from backends.native.engine.loop import Engine
 from backends.native.engine.runner.packed import Runner
+from backends.native.engine.sampling import grammar_masks
 from backends.native.engine.scheduling.speculation import Speculation
 from backends.native.grammar.grammar import grammar_source
 from backends.native.protocol.engine_options import EngineOptions
@@ -98,7 +99,10 @@ def test_drafts_of_what_was_received_are_verified() -> None:
     assert_rest(found, whole, 17)
 
 
-def test_grammars_are_followed_from_the_prompt_on() -> None:
+def test_grammars_are_followed_from_the_prompt_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Steps wait for every mask: on a busy machine a sequence would else be passed over in many of them.
+    monkeypatch.setattr(grammar_masks, "_STEP_WAIT_SECONDS", 60.0)
+    monkeypatch.setattr(grammar_masks, "_SLOW_MASK_SECONDS", 60.0)
     options = EngineOptions(str(WEIGHTS), dtype="float32", device="cpu", threads=1, kv_tokens=2048)
     grammars = (
         Grammar("regex", "([a-z]{3} ){20}[a-z]{3}"),
@@ -121,7 +125,7 @@ def test_grammars_are_followed_from_the_prompt_on() -> None:
     for cut in (1, 18):
         found, steps = run(engine, begun(requests, whole, cut))
         assert_rest(found, whole, cut)
-    assert steps < max(len(each.ids) for each in whole.values())  # of the longer cut: a few pass while grammars compile
+        assert steps <= max(len(each.ids) for each in found.values()) + 4
 
 
 def test_more_than_is_wanted_cannot_have_been_received() -> None:
