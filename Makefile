@@ -12,7 +12,8 @@ OTHER := .venv-other
 FORMATS := .venv-formats
 COMPILED := build/compiled
 NODE := tests/clients/node
-KERNELS := backends/native/engine/kernels/src/* backends/transport/outbox/compiled.c
+IN_C := backends/transport/outbox/compiled.c gateway/access/usual_rows/compiled.c
+KERNELS := backends/native/engine/kernels/src/* $(IN_C)
 # Python compiles what is imported, once; pip would compile all of it, which takes a minute or more for each environment.
 PIP := install --quiet --disable-pip-version-check --no-input --no-compile
 # The index of torch's CPU builds: its page of installation names it. pip's usual index has the builds for CUDA only.
@@ -223,7 +224,7 @@ clean:  ## remove what make built
 
 # On a terminal pip shows what it fetches: torch takes minutes.
 SHOWN = $(if $(MAKE_TERMOUT),$(filter-out --quiet,$(PIP)),$(PIP))
-$(VENV)/.installed: pyproject.toml setup.py constraints.txt backends/transport/outbox/compiled.c
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt $(IN_C)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (once; torch and transformers take a minute or two) ..."

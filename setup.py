@@ -76,7 +76,7 @@ COMPILED = [
     "gateway/service.py",
 ]
 """What runs for each request or chunk (`python -m benchmarks.budget` lists layers)."""
-WRITTEN_IN_C = ["backends/transport/outbox/compiled.c"]
+WRITTEN_IN_C = ["backends/transport/outbox/compiled.c", "gateway/access/usual_rows/compiled.c"]
 CYTHON = "Cython>=3.3,<4"
 DIRECTIVES = {"language_level": 3, "annotation_typing": False, "binding": True}
 WEAK = "__weakref__"

@@ -78,6 +78,7 @@ class CounterTable:
 
     Attributes:
         lock, unlock: take the lock of all rows, and give it back.
+        memory: of the rows.
 
     Args:
         path: the file; None: memory of this process alone.
@@ -96,8 +97,8 @@ class CounterTable:
             self.lock = partial(fcntl.flock, self._file, fcntl.LOCK_EX)
             self.unlock = partial(fcntl.flock, self._file, fcntl.LOCK_UN)
         with self:  # only one process creates the file
-            self._memory: mmap.mmap = map_file(path, rows * _ROW * 8)
-        view = memoryview(self._memory)
+            self.memory: mmap.mmap = map_file(path, rows * _ROW * 8)
+        view = memoryview(self.memory)
         self._numbers, self._names = view.cast("d"), view.cast("Q")
 
     def __enter__(self) -> None:
@@ -114,13 +115,8 @@ class CounterTable:
         Returns:
             What is left of `most`; below 0 if nothing was added.
         """
-        # Written out for speed: nearly always the name is in the first row where it may be, and the second is the same.
-        numbers, names = self._numbers, self._names
-        low, high = name
-        row = low % self._rows * _ROW
-        if names[row] != low or names[row + 1] != high:
-            row = self.row(name, span)
-        total = numbers[row + _TOTAL] if numbers[row + _UNTIL] == span.until else self.total(row, span)
+        numbers, row = self._numbers, self.row(name, span)
+        total = self.total(row, span)
         left = most - total - amount
         if left < 0 or total >= most:
             return -1.0
@@ -131,13 +127,8 @@ class CounterTable:
 
     def correct(self, name: Name, span: Span, tick: int, change: float) -> None:
         """Change what was added to a name's count at a tick."""
-        numbers, names = self._numbers, self._names
-        low, high = name
-        row = low % self._rows * _ROW  # as in `take`
-        if names[row] != low or names[row + 1] != high:
-            row = self.row(name, span)
-        if numbers[row + _UNTIL] != span.until:
-            self.total(row, span)
+        numbers, row = self._numbers, self.row(name, span)
+        self.total(row, span)
         if span.tick - tick >= span.counts:
             # The first amount is over. What is more than that has just been used; a refund would be for nothing.
             if change < 0:
@@ -145,6 +136,11 @@ class CounterTable:
             tick = span.tick
         numbers[row + _FIRST + tick % span.counts] += change
         numbers[row + _TOTAL] += change
+
+    def places(self, name: Name, span: Span) -> tuple[int, int]:
+        """Where in memory (bytes) a name's row usually is, and its present count."""
+        row = name[0] % self._rows * _ROW
+        return 8 * row, 8 * (row + _FIRST + span.tick % span.counts)
 
     def row(self, name: Name, span: Span) -> int:
         """The row of a name, which is made if need be."""
@@ -217,7 +213,7 @@ class CounterTable:
         """Unmap the file."""
         self._numbers.release()
         self._names.release()
-        self._memory.close()
+        self.memory.close()
         if self._file is not None:
             os.close(self._file)
 

@@ -8,34 +8,60 @@ from typing import Protocol
 import msgspec
 
 from gateway.access.counters import Name, Span
-from gateway.access.rules import Kind, Rule, Rules
+from gateway.access.rules import Rule, Rules
 from schemas.errors import Quota, RateLimited
 
-Counted = tuple[Rule, int, float, float, int]
-"""A rule, the tick of its count, the amount that was counted, what is left of the limit, and seconds to its reset."""
+
+class Windows(msgspec.Struct, frozen=True, eq=False):
+    """The windows in which a request is counted. Those that begin in the same second may have them in common.
+
+    Attributes:
+        rules: the limits.
+        ticks: of each rule's count.
+        resets: seconds to each rule's reset.
+        second: in which they begin (Unix time).
+        by_tokens, by_cost: whether a limit of tokens or of costs is among the rules.
+        rows: of the rules, for `gateway.access.usual_rows`; b"": they are counted one by one.
+    """
+
+    rules: Sequence[Rule] = ()
+    ticks: Sequence[int] = ()
+    resets: Sequence[int] = ()
+    second: float = 0.0
+    by_tokens: bool = False
+    by_cost: bool = False
+    rows: bytes = b""
 
 
-class Ticket(msgspec.Struct, frozen=True):
+NO_WINDOWS = Windows()
+
+
+class Ticket(msgspec.Struct, frozen=True, eq=False):
     """What a request has been counted for.
 
     Attributes:
-        counted: for which rules.
+        windows: in which windows.
+        left: of each of their limits.
+        tokens: the estimate by which it was counted.
         running: names of what counts it as running.
     """
 
-    counted: Sequence[Counted] = ()
+    windows: Windows = NO_WINDOWS
+    left: Sequence[float] = ()
+    tokens: float = 0.0
     running: Sequence[Name] = ()
 
     @property
     def quotas(self) -> Sequence[Quota]:
         """The tightest of its limits of requests and of tokens; made anew each time."""
         found: dict[str, Quota] = {}
-        for rule, _, _, left, reset in self.counted:
-            if rule.kind != "cost":
-                quota, other = Quota(rule.kind, rule.whole, int(left), reset), found.get(rule.kind)
+        for rule, left, reset in zip(self.windows.rules, self.left, self.windows.resets, strict=True):
+            kind = rule.kind
+            if kind != "cost":
+                quota, other = Quota(kind, rule.whole, int(left), reset), found.get(kind)
                 # Of several limits of the same kind, the one of which the least part is left.
                 if other is None or quota.remaining / quota.limit < other.remaining / other.limit:
-                    found[quota.kind] = quota
+                    found[kind] = quota
         return [*found.values()]
 
 
@@ -73,19 +99,28 @@ class Limiter(Protocol):
         ...
 
 
-def corrections(ticket: Ticket, tokens: int | None, cost: float) -> list[tuple[Rule, int, float]]:
-    """What a request has counted too little, or too much if it is below 0: rule, tick of the count, and amount."""
+def amount_of(rule: Rule, tokens: float) -> float:
+    """What a request counts for a rule when it begins; the cost of its answer is not known then."""
+    return 1.0 if rule.kind == "requests" else float(tokens) if rule.kind == "tokens" else 0.0
+
+
+def corrections(windows: Windows, tokens: float, cost: float) -> list[tuple[Rule, int, float]]:
+    """What has to be added for a request that has ended, or taken away if it is below 0.
+
+    Args:
+        windows: in which it was counted.
+        tokens: that were counted too little.
+        cost: likewise.
+
+    Returns:
+        Rule, tick of the count, and amount.
+    """
+    changes = {"requests": 0.0, "tokens": tokens, "cost": cost}  # a request stays one
     return [
         (rule, tick, change)
-        for rule, tick, amount, _, _ in ticket.counted
-        if (change := _correction(rule.kind, amount, tokens, cost))
+        for rule, tick in zip(windows.rules, windows.ticks, strict=True)
+        if (change := changes[rule.kind])
     ]
-
-
-def _correction(kind: Kind, amount: float, tokens: int | None, cost: float) -> float:
-    if kind == "cost":
-        return cost - amount
-    return tokens - amount if tokens is not None and kind == "tokens" else 0.0  # a request stays one
 
 
 def refusal(rule: Rule, span: Span, amount: float, left: float, wait: float) -> RateLimited:

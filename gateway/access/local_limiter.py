@@ -2,7 +2,7 @@
 
 Exact: a worker checks all limits of a request, and counts it, while it holds the lock of the table. Corrections by
 requests that ended are counted together with the worker's next request, which takes the lock anyway, or at the end of
-the event loop's turn.
+the event loop's turn. What depends on a request's limits and the second alone is made once a second.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from gateway.access import usual_rows
 from gateway.access.counters import COUNTS, RUNNING, CounterTable, Name, Span, spans
-from gateway.access.limits import Counted, Ticket, corrections, refusal
+from gateway.access.limits import NO_WINDOWS, Ticket, Windows, amount_of, corrections, refusal
 from gateway.access.rules import Rule, Rules
 from gateway.config import ServerSection
 from gateway.storage.slot import Slot
@@ -37,11 +38,13 @@ class LocalLimiter:
         self._slot: Slot | None = None
         self._column = 0
         self._second, self._spans = 0.0, spans(0.0)
-        self._corrections: list[tuple[Rule, int, float]] = []  # of ended requests
+        # Of this second: by the identity of rules, which are kept here, so that no others can have it.
+        self._known: dict[int, tuple[Rules, Windows]] = {}
+        self._corrections: list[tuple[Windows, float, float]] = []  # of ended requests: tokens and cost
 
     # Both are made at first use: a server without limits has no such files.
     @cached_property
-    def _windows(self) -> CounterTable:
+    def _table(self) -> CounterTable:
         return CounterTable(self._lasting)
 
     @cached_property
@@ -81,26 +84,32 @@ class LocalLimiter:
         """Count a request's end."""
         if ticket.running:
             self._leave_running(ticket.running)
-        if changes := corrections(ticket, tokens, cost):
+        windows, change = ticket.windows, 0.0 if tokens is None else tokens - ticket.tokens
+        if (change and windows.by_tokens) or (cost and windows.by_cost):
             if not self._corrections:
                 asyncio.get_running_loop().call_soon(self._settle)
-            self._corrections += changes
+            self._corrections.append((windows, change, cost))
 
     def _settle(self) -> None:
         """Count what ended requests have left to correct."""
         if self._corrections:
-            with self._windows:
-                self._correct(self._now())
+            now = self._now()
+            with self._table:
+                self._correct(now)
 
     def _correct(self, now: Mapping[str, Span]) -> None:
-        for rule, tick, change in self._corrections:
-            self._windows.correct(rule.name, now[rule.window], tick, change)
+        table = self._table
+        for windows, tokens, cost in self._corrections:
+            is_present = windows.rows and windows.second == self._second
+            if not (is_present and usual_rows.correct(table.memory, windows.rows, tokens, cost)):
+                for rule, tick, change in corrections(windows, tokens, cost):
+                    table.correct(rule.name, now[rule.window], tick, change)
         self._corrections.clear()
 
     async def aclose(self) -> None:
         """Count what is left to correct, and release the files."""
         self._settle()
-        for table in ("_windows", "_running"):
+        for table in ("_table", "_running"):
             if table in self.__dict__:
                 self.__dict__[table].close()
         if self._slot is not None:
@@ -110,7 +119,30 @@ class LocalLimiter:
         # Made once a second: a calendar is slow.
         if not self._second <= (now := time.time()) < self._second + 1.0:
             self._second, self._spans = float(int(now)), spans(now)
+            self._known.clear()
         return self._spans
+
+    def _windows_of(self, rules: Rules, now: Mapping[str, Span]) -> Windows:
+        if (known := self._known.get(id(rules))) is None:
+            known = self._known[id(rules)] = rules, self._make_windows(rules, now)
+        return known[1]
+
+    def _make_windows(self, rules: Rules, now: Mapping[str, Span]) -> Windows:
+        rows = []
+        for rule in rules.windows:
+            span = now[rule.window]
+            row, count = self._table.places(rule.name, span)
+            rows.append((row, rule.name, count, rule.kind, span.until, rule.most))
+        return Windows(
+            rules.windows,
+            tuple([now[rule.window].tick for rule in rules.windows]),
+            tuple([now[rule.window].reset for rule in rules.windows]),
+            self._second,
+            rules.by_tokens,
+            any(rule.kind == "cost" for rule in rules.windows),
+            # A limit that is given twice is counted twice, in the same row.
+            usual_rows.packed(rows) if len({row for row, *_ in rows}) == len(rows) else b"",
+        )
 
     def _enter_running(self, rules: Rules) -> list[Name]:
         table, entered = self._running, list[Name]()
@@ -136,36 +168,36 @@ class LocalLimiter:
 
     def _enter_windows(self, rules: Rules, tokens: int, running: Sequence[Name]) -> Ticket:
         if not rules.windows:
-            return Ticket((), running)
-        now, table = self._now(), self._windows
-        counted: list[Counted] = []
+            return Ticket(NO_WINDOWS, (), tokens, running)
+        now, table = self._now(), self._table
+        windows = self._windows_of(rules, now)
         table.lock()
         try:
             if self._corrections:
                 self._correct(now)
-            for rule in rules.windows:
-                span, kind = now[rule.window], rule.kind
-                amount = 1.0 if kind == "requests" else float(tokens) if kind == "tokens" else 0.0
-                left = table.take(rule.name, span, rule.most, amount)
-                if left < 0:
-                    self._undo(rules, rule, tokens, now)
-                    raise self._refusal(rule, span, amount)
-                counted.append((rule, span.tick, amount, left, span.reset))
+            left = usual_rows.take(table.memory, windows.rows, tokens) if windows.rows else None
+            if left is None:
+                left = self._take(rules, tokens, now)
         finally:
             table.unlock()
-        return Ticket(counted, running)
+        return Ticket(windows, left, tokens, running)
 
-    def _undo(self, rules: Rules, refused: Rule, tokens: int, now: Mapping[str, Span]) -> None:
-        """Take back what the rules before the refused one have counted."""
+    def _take(self, rules: Rules, tokens: int, now: Mapping[str, Span]) -> tuple[float, ...]:
+        """Count a request for one rule after the other; returns what is left of each."""
+        found: list[float] = []
         for rule in rules.windows:
-            if rule is refused:
-                return
-            if rule.kind != "cost":
-                back = -1.0 if rule.kind == "requests" else -float(tokens)
-                self._windows.correct(rule.name, now[rule.window], now[rule.window].tick, back)
+            span, amount = now[rule.window], amount_of(rule, tokens)
+            if (left := self._table.take(rule.name, span, rule.most, amount)) < 0:
+                # What the rules before this one have counted is taken back.
+                for other in rules.windows[: len(found)]:
+                    span_of_other = now[other.window]
+                    self._table.correct(other.name, span_of_other, span_of_other.tick, -amount_of(other, tokens))
+                raise self._refusal(rule, span, amount)
+            found.append(left)
+        return tuple(found)
 
     def _refusal(self, rule: Rule, span: Span, amount: float) -> RateLimited:
-        table = self._windows
+        table = self._table
         row = table.row(rule.name, span)
         left = rule.most - table.total(row, span)
         # At least something must become free, also for what is counted at its end.

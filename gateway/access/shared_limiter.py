@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from gateway.access.counters import Name, Span, spans
 from gateway.access.lease_scripts import CORRECT, HOLD, RELEASE, TAKE, Grant, granted, of_window
-from gateway.access.limits import Counted, Limiter, Ticket, corrections, refusal
+from gateway.access.limits import Limiter, Ticket, Windows, amount_of, corrections, refusal
 from gateway.access.rules import Rule, Rules
 from gateway.storage.shared.state_server import ServerAway, StateServer
 from schemas.errors import RateLimited
@@ -149,7 +149,8 @@ class SharedLimiter:
             self._local.leave(ticket, tokens, cost)
             return
         self._let_go(ticket.running)
-        self._corrections += corrections(ticket, tokens, cost)
+        change = 0.0 if tokens is None else tokens - ticket.tokens
+        self._corrections += corrections(ticket.windows, change, cost)
         self._settle_later()
 
     async def aclose(self) -> None:
@@ -185,7 +186,7 @@ class SharedLimiter:
         """
         found = []
         for rule in rules.windows:
-            amount = _amount(rule, tokens)
+            amount = amount_of(rule, tokens)
             lease = self._leases.get(rule.name)
             left = -1.0 if lease is None or lease.until <= now else lease.left
             if left >= amount:
@@ -200,12 +201,14 @@ class SharedLimiter:
 
     def _ticket(self, rules: Rules, tokens: int, running: Sequence[Name]) -> Ticket:
         """Take what a request needs from leases that suffice."""
-        counted, now = list[Counted](), self._now()
+        left, ticks, now = [], [], self._now()
         for rule in rules.windows:
-            amount, lease = _amount(rule, tokens), self._leases[rule.name]
-            lease.left -= amount
-            counted.append((rule, lease.tick, amount, max(0.0, lease.left + lease.beyond), now[rule.window].reset))
-        return _SharedTicket(counted, running)
+            lease = self._leases[rule.name]
+            lease.left -= amount_of(rule, tokens)
+            left.append(max(0.0, lease.left + lease.beyond))
+            ticks.append(lease.tick)
+        windows = Windows(rules.windows, ticks, [now[rule.window].reset for rule in rules.windows])
+        return _SharedTicket(windows, left, tokens, running)
 
     async def _ask(
         self, rules: Rules, tokens: int, now: float, lacking: Sequence[tuple[Rule, float]], running: Sequence[Name]
@@ -220,7 +223,7 @@ class SharedLimiter:
         kept = []  # from others who run meanwhile
         for rule in rules.windows:
             if (lease := self._leases.get(rule.name)) is not None and lease.until > now:
-                taken = min(lease.left, _amount(rule, tokens))
+                taken = min(lease.left, amount_of(rule, tokens))
                 lease.left -= taken
                 kept.append((lease, taken))
         for rule, _ in lacking:
@@ -249,7 +252,7 @@ class SharedLimiter:
         found = granted(await self._server.evaluate(TAKE, names, values))
         if not isinstance(found, Grant):
             rule, _ = lacking[found.place]
-            span, amount = now[rule.window], _amount(rule, tokens)
+            span, amount = now[rule.window], amount_of(rule, tokens)
             wait = found.wait if span.counts > 1 else span.until - time()
             error = partial(refusal, rule, span, amount, found.left, wait)
             self._refused[rule.name] = _Refused(monotonic() + min(max(wait, 0.0), _REFUSED), amount, error)
@@ -383,7 +386,3 @@ class SharedLimiter:
         if not self._second <= (now := time()) < self._second + 1.0:
             self._second, self._spans = float(int(now)), spans(now)
         return self._spans
-
-
-def _amount(rule: Rule, tokens: int) -> float:
-    return 1.0 if rule.kind == "requests" else float(tokens) if rule.kind == "tokens" else 0.0

@@ -21,9 +21,9 @@ echo "$(basename "$0") $*" >> {calls}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A checkout whose environment is there, without what is to be installed."""
-    compiled = "backends/transport/outbox/compiled.c"
-    (tmp_path / compiled).parent.mkdir(parents=True)
-    for name in ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", compiled):
+    in_c = ("backends/transport/outbox/compiled.c", "gateway/access/usual_rows/compiled.c")
+    for name in ("Makefile", "pyproject.toml", "setup.py", "constraints.txt", *in_c):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / ".venv/bin").mkdir(parents=True)
     program(tmp_path, "python")
