@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +21,9 @@ from backends.terminal import escaping, renderer
 _SECRETS = frozenset(
     ("authorization", "api_key", "key", "keys", "token", "password", "prompt", "messages", "text", "body")
 )
+
+_MOST_OF_A_FILE = 1 << 16
+"""Bytes that are written to a regular file at once."""
 
 RECEIVERS: list[Callable[[Mapping[str, Any]], None]] = []
 """Who gets each event beside standard error, without secrets and from any thread. They must not wait."""
@@ -55,12 +60,14 @@ class EventLog:
     def __init__(self) -> None:
         self._processors: list[Any] | None = None
         self._stream: BinaryIO | None = None
+        self._most_at_once = PIPE_BUF
         self._clock = _Clock()
         self._batch: list[bytes] | None = None
 
     def configure(self, processors: list[Any], stream: BinaryIO | None) -> None:
         """Write lines of these processors to a stream; None: leave events to structlog."""
         self._processors, self._stream = processors, stream
+        self._most_at_once = _most_at_once(stream)
 
     def info(self, event: dict[str, Any]) -> None:
         """Log an event, whose name is its "event". It has no exception."""
@@ -71,7 +78,7 @@ class EventLog:
         # What the processors for JSON do.
         event["level"] = "info"
         event["timestamp"] = self._clock.now()
-        if not _SECRETS.isdisjoint(event):
+        if not event.keys().isdisjoint(_SECRETS):
             _hide_secrets(None, "info", event)
         for receive in RECEIVERS:
             receive(event)
@@ -86,11 +93,11 @@ class EventLog:
         self._batch = [] if self._is_as_configured() else None
 
     def end_batch(self) -> None:
-        """Write what was collected, with no more bytes at once than a pipe takes between those of other writers."""
+        """Write what was collected, with no more bytes at once than the stream takes between other writers' bytes."""
         lines, self._batch = self._batch or (), None
         piece = b""
         for line in lines:
-            if len(piece) + len(line) > PIPE_BUF:
+            if len(piece) + len(line) > self._most_at_once:
                 self._write(piece)
                 piece = b""
             piece += line
@@ -105,6 +112,15 @@ class EventLog:
             with suppress(BrokenPipeError):  # as above
                 self._stream.write(data)
                 self._stream.flush()
+
+
+def _most_at_once(stream: BinaryIO | None) -> int:
+    """Bytes that are written at once: a write to a regular file is never split, one to a pipe above `PIPE_BUF` is."""
+    try:
+        is_file = stream is not None and stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, ValueError):  # no file descriptor
+        is_file = False
+    return _MOST_OF_A_FILE if is_file else PIPE_BUF
 
 
 EVENTS = EventLog()

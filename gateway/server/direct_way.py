@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import lru_cache
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -39,10 +38,28 @@ class Answering(Connected, Protocol):
         ...
 
 
-@lru_cache(maxsize=4)
-def _lines(fields: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    """Headers as they are sent. Those of every answer change once a second."""
-    return b"".join([b"%b: %b\r\n" % field for field in fields])
+class _DefaultHeaders:
+    """The headers of every answer as they are sent.
+
+    uvicorn makes a new list once a second; a server that stops adds to the present one.
+    """
+
+    __slots__ = ("_count", "_fields", "_lines")
+
+    def __init__(self) -> None:
+        self._fields: list[tuple[bytes, bytes]] | None = None
+        self._count = 0
+        self._lines = b""
+
+    def lines(self, fields: list[tuple[bytes, bytes]]) -> bytes:
+        """The lines of these fields."""
+        if fields is not self._fields or len(fields) != self._count:
+            self._fields, self._count = fields, len(fields)
+            self._lines = b"".join([b"%b: %b\r\n" % field for field in fields])
+        return self._lines
+
+
+_default_headers = _DefaultHeaders()
 
 
 class DirectWay:
@@ -163,7 +180,7 @@ class DirectWay:
 
     def _common(self, status: int) -> bytes:
         """The begin of each answer."""
-        return STATUS_LINE[status] + _lines(tuple(self._connection.server_state.default_headers))
+        return STATUS_LINE[status] + _default_headers.lines(self._connection.server_state.default_headers)
 
     def _lane(self, head: Head) -> Lane | None:
         connection, lanes = self._connection, head.lanes

@@ -161,7 +161,8 @@ class DirectRequest:
             return
         ticket = self._account.ticket
         quotas = () if ticket is None else ticket.quotas
-        self._limits = b"".join([b"%b: %b\r\n" % each for each in self._codec.limit_headers(quotas)]) if quotas else b""
+        fields = [b": ".join(each) for each in self._codec.limit_headers(quotas)] if quotas else ()
+        self._limits = b"\r\n".join([*fields, b""])
         self._is_ready = True
 
     def _get_ready_early(self) -> None:
