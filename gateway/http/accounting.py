@@ -101,7 +101,8 @@ class RequestAccount(RequestState, eq=False):
         """Log the request, and show it in the console if it reached an endpoint or failed."""
         self.is_logged = True
         record = self.record = self.record or record_of(self)
-        if self.plan is not None or self.outcome != "ok":  # answered listings are no requests to a model
+        # Answered listings are no requests to a model.
+        if self.outcome != "ok" or (self.plan is not None and self.service.requests.takes_usual(monotonic())):
             self.service.requests.add(logged(self, record))
         unit = self.plan.unit if self.plan is not None else None
         log_record(

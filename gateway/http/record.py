@@ -266,8 +266,9 @@ def log_record(
         "completion_tokens": record.completion_tokens,
         "reasoning_tokens": record.reasoning_tokens,
         "cache_hit": record.cache_hit,
-        "first_event_s": round(first_event, 6),
-        "duration_s": round(record.duration, 6),
+        # To a microsecond; `round` takes twice as long.
+        "first_event_s": int(first_event * 1e6 + 0.5) / 1e6,
+        "duration_s": int(record.duration * 1e6 + 0.5) / 1e6,
     }
     EVENTS.info(event)
 

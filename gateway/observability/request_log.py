@@ -1,4 +1,4 @@
-"""The last requests of all workers, for the console.
+"""The last requests of all workers, for the console: all that have failed, and as many others as people can read.
 
 Each worker writes its own file, mapped into memory, as a ring of slots of a fixed size: an entry is a store to memory.
 A slot begins with the entry's number, which is 0 while the slot is written: a reader that finds another number after it
@@ -21,6 +21,9 @@ _encode = msgspec.json.Encoder().encode
 _SLOTS = 512
 _SIZE = 2048
 """Bytes of a slot."""
+MOST_A_SECOND = 64
+"""Entries of usual requests that a worker writes in a second. Of more, those that have failed would be gone within the
+second, and so would all others, before anybody has seen them."""
 _HEAD = struct.Struct("<QI")
 _COUNT = struct.Struct("<Q")
 
@@ -95,6 +98,19 @@ class RequestLog:
         size = _COUNT.size + _SLOTS * _SIZE
         self._cells = map_file(folder / f"{slot}.requests" if folder is not None else None, size)
         (self._number,) = _COUNT.unpack_from(self._cells, 0)
+        self._second, self._written = 0, 0
+
+    def takes_usual(self, now: float) -> bool:
+        """Whether the entry of one more usual request is to be written.
+
+        Args:
+            now: on the monotonic clock, in seconds.
+        """
+        second = int(now)
+        if second != self._second:
+            self._second, self._written = second, 0
+        self._written += 1
+        return self._written <= MOST_A_SECOND
 
     def add(self, entry: LoggedRequest) -> None:
         """Write an entry. Of one that is too long the parameters and the rest of the message are left out."""

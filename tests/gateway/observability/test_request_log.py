@@ -50,6 +50,15 @@ def test_workers_read_each_others_entries_and_a_slot_is_continued(tmp_path: Path
     assert ids(two.since({})[0]) == ["1", "3", "2"]
 
 
+def test_of_many_usual_requests_some_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_log, "MOST_A_SECOND", 2)
+    log = RequestLog(None, "one")
+    assert [log.takes_usual(now) for now in (5.0, 5.1, 5.2, 5.9, 6.0, 6.1, 6.2)] == [
+        *(True, True, False, False),
+        *(True, True, False),
+    ]
+
+
 def test_a_long_message_is_shortened_and_what_does_not_fit_is_left_out(tmp_path: Path) -> None:
     log = RequestLog(tmp_path, "one")
     log.add(entry(1, "x" * 3000))

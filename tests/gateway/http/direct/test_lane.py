@@ -333,7 +333,9 @@ async def test_what_cannot_be_logged_keeps_no_answer_back(monkeypatch: pytest.Mo
         service = there.app.state.service
         add = service.requests.add
         outcomes = iter([cannot, add, add])
-        monkeypatch.setattr(service, "requests", SimpleNamespace(add=lambda each: next(outcomes)(each)))
+        monkeypatch.setattr(
+            service, "requests", SimpleNamespace(add=lambda each: next(outcomes)(each), takes_usual=bool)
+        )
         with capture_logs() as logs:
             answers = await asyncio.gather(
                 *(there.client.post("/v1/chat/completions", json=CHAT) for _ in range(3)),
