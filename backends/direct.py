@@ -1,4 +1,4 @@
-"""Asking a server without a task: within one callback of the event loop, with another callback for the answer."""
+"""Asking a server without a task: in one callback of the event loop, with another callback for the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.ir import Events, Generate, TokenIds
 
 
 class WholeSink(Protocol):
-    """Takes a whole answer. `go_on` and `end` are each the last call."""
+    """Takes a whole answer: `prepare`, `settle` and `end`. `go_on` and `end` are each the last call."""
 
     def prepare(self, answer: Completion, token_ids: TokenIds) -> bool:
         """Take the answer, without sending it, and where its token ids come from.
@@ -23,8 +23,12 @@ class WholeSink(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """Count the answer."""
+        ...
+
     def end(self) -> None:
-        """Send the answer, which is counted."""
+        """Send the answer."""
         ...
 
     def go_on(self) -> None:

@@ -7,12 +7,14 @@ that has begun.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from adapters.optional import PlainClient
+from backends.cohorts import Cohorts, Steps, cohorts_of
 from backends.direct import StreamSink, WholeSink
 from backends.observation import Attempt, Observer, Upstream
 from backends.remote.asking import Spoken, encoded
@@ -34,6 +36,7 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
         transport: its direct client.
         codecs: the protocols that it speaks, which all read plain answers.
         upstream, timeouts, counts: the backend's.
+        cohorts: of the event loop.
     """
 
     transport: Transport
@@ -41,6 +44,7 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
     upstream: Upstream
     timeouts: Timeouts
     counts: Counts
+    cohorts: Cohorts
 
     @classmethod
     def of(
@@ -49,7 +53,7 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
         """What asks a server so; None where its client or a protocol needs a task."""
         if not isinstance(client, Transport) or not all(isinstance(each.codec, PlainClient) for each in codecs):
             return None
-        return cls(client, codecs, upstream, timeouts, counts)
+        return cls(client, codecs, upstream, timeouts, counts, cohorts_of(asyncio.get_running_loop()))
 
     def exchange(self, request: Generate) -> RemoteExchange | None:
         """An exchange for a request as the server is to get it; None: it is to be asked in a task."""
@@ -125,22 +129,32 @@ class RemoteExchange:
         return self._begun.going_on
 
     def _hear(self) -> None:
-        asking, begun = self._asking, self._begun
-        if not begun.connection.settled:
+        if not self._begun.connection.settled:
             return
-        begun.stop()
+        self._begun.stop()
+        self._asking.cohorts.join(self._answer())
+
+    def _answer(self) -> Steps:
+        """Read the answer and give it to the sink, in steps."""
+        asking, begun = self._asking, self._begun
         sink, self._sink = self._sink, None  # which has this exchange: no circle is left to the garbage collector
-        assert sink is not None
+        if sink is None:  # a task goes on
+            return
         body = begun.whole(_JSON)
         try:
             answer = None if body is None else self._codec.read_plain(self._request, body)
         except Exception:  # whatever it is, the task finds it, too
             answer = None
+        yield
         if answer is None or not sink.prepare(answer, ids_of(self._codec, self._request, begun.connection.headers)):
             sink.go_on()
             return
+        yield
         begun.finish()
         asking.counts.budget.deposit()
         self._attempt.end()
         asking.counts.breaker.record_success()
+        yield
+        sink.settle()
+        yield
         sink.end()

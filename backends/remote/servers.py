@@ -238,17 +238,19 @@ class _ServerExchange:
     def __init__(self, server: _Server, exchange: DirectExchange) -> None:
         self._server = server
         self._exchange = exchange
-        self._load: _Load | None = None
+        # Before it is sent: other requests may choose their servers first.
+        self._load = _Load(server)
 
     def send(self, observer: Observer, sink: WholeSink) -> None:
-        self._load = _Load(self._server, observer)
+        self._load.observer = observer
         self._exchange.send(self._load, sink)
 
     def stream(self, observer: Observer, sink: StreamSink) -> None:
-        self._load = _Load(self._server, observer)
+        self._load.observer = observer
         self._exchange.stream(self._load, sink)
 
     def put_back(self) -> None:
+        self._load.leave()
         self._exchange.put_back()
 
     def get_ready(self) -> None:
@@ -264,7 +266,6 @@ class _ServerExchange:
         self._exchange.leave()
 
     def hand_over(self) -> Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]:
-        assert self._load is not None
         self._load.leave()  # the task counts it again
         wrap, server = self._exchange.hand_over(), self._server
 
@@ -276,25 +277,30 @@ class _ServerExchange:
 
 
 class _Load:
-    """A request that a server has, counted until its attempt ends: listens to it for another observer."""
+    """A request for a server, counted until its attempt ends: listens to it for another observer.
 
-    __slots__ = ("_attempt", "_observer", "_server", "headers")
+    Attributes:
+        observer: who else listens, once it is sent.
+    """
 
-    def __init__(self, server: _Server, observer: Observer) -> None:
+    __slots__ = ("_attempt", "_server", "headers", "observer")
+
+    observer: Observer
+
+    def __init__(self, server: _Server) -> None:
         self._server: _Server | None = server
-        self._observer = observer
         server.in_flight += 1
 
     def attempt(self, upstream: Upstream, model: str) -> Attempt:
-        self._attempt = self._observer.attempt(upstream, model)
+        self._attempt = self.observer.attempt(upstream, model)
         self.headers = self._attempt.headers
         return self
 
     def retried(self, backend: str) -> None:
-        self._observer.retried(backend)
+        self.observer.retried(backend)
 
     def engine_ran(self, sequences: Sequence[Phases]) -> None:
-        self._observer.engine_ran(sequences)
+        self.observer.engine_ran(sequences)
 
     def answered(self, status: int) -> None:
         self._attempt.answered(status)

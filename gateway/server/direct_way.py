@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from time import monotonic
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from backends.cohorts import Steps, cohorts_of
 from backends.transport.outbox import Outbox
 from gateway.http.accounting import RequestAccount
 from gateway.http.direct.lane import Lane
@@ -70,15 +72,17 @@ class DirectWay:
         entrance: knows the lanes of heads; None: there are none.
 
     Attributes:
-        begun: the request that is being answered, with its head and body; None: there is none.
+        begun: head and body of the request that is being answered; None: there is none.
     """
 
-    __slots__ = ("_connection", "_entrance", "_guard", "_is_last", "begun")
+    __slots__ = ("_cohorts", "_connection", "_entrance", "_guard", "_is_last", "_request", "begun")
 
     def __init__(self, connection: Answering, entrance: Entrance | None) -> None:
         self._connection = connection
         self._entrance = entrance
-        self.begun: tuple[DirectRequest, Head, bytes] | None = None
+        self._cohorts = cohorts_of(connection.loop)
+        self.begun: tuple[Head, bytes] | None = None
+        self._request: DirectRequest | None = None  # once it is ready to be sent
         self._is_last = False  # whether the connection ends with it
         self._guard: asyncio.Future[None] | None = None
 
@@ -87,22 +91,32 @@ class DirectWay:
         return self._lane(head) is not None
 
     def begin(self, head: Head, body: bytes) -> bool:
-        """Begin a request, which is not the last one; False if it needs a task."""
+        """Begin a request, which is not the last one; False if it needs a task, as far as the head tells."""
         connection = self._connection
         lane = self._lane(head)
         if lane is None or connection.flow.write_paused:
             return False
-        request = lane.begin(body)
-        if request is None:
-            return False
         connection.transport.begin_answer()
-        self.begun = request, head, body
-        request.send(self)
+        self.begun = begun = head, body
+        self._cohorts.join(self._send(lane, begun, monotonic()))
         return True
+
+    def _send(self, lane: Lane, begun: tuple[Head, bytes], began: float) -> Steps:
+        """Read a request and send it, in steps; have a task answer it if it needs one."""
+        if self.begun is not begun:  # a task has it
+            return
+        request = yield from lane.begin(begun[1], began)
+        if request is None:
+            self.go_on()
+            return
+        self._request = request
+        yield
+        request.send(self)
 
     def answer(self, status: int, fields: bytes, body: bytes) -> None:
         """Write the answer."""
-        self.begun, connection = None, self._connection
+        self.begun = self._request = None
+        connection = self._connection
         connection.transport.write(b"%b%b\r\n%b" % (self._common(status), fields, body))
         connection.on_response_complete()
 
@@ -162,19 +176,20 @@ class DirectWay:
     def go_on(self) -> None:
         """Have a task answer the request."""
         assert self.begun is not None
-        (request, head, body), self.begun = self.begun, None
-        self._connection.begin(head, request.hand_over())
+        (head, body), self.begun = self.begun, None
+        request, self._request = self._request, None
+        self._connection.begin(head, None if request is None else request.hand_over())
         self._connection.pass_on(body, is_last=True)
 
     @property
     def _stream(self) -> StreamedRequest | None:
         """The request whose stream has begun."""
-        request = None if self.begun is None else self.begun[0]
+        request = self._request
         return request if isinstance(request, StreamedRequest) and request.streams else None
 
     def _forget(self) -> None:
         """Note the end of a stream."""
-        self.begun = None
+        self.begun = self._request = None
         if self._guard is not None and not self._guard.done():
             self._guard.set_result(None)
 

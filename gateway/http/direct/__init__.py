@@ -1,1 +1,1 @@
-"""The fast path of plain requests: they are answered within the callbacks of two sockets, without a task."""
+"""The fast path of plain requests: they are answered in the callbacks of two sockets or of a turn, without a task."""

@@ -1,4 +1,4 @@
-"""The fast path of plain requests: read, checked, routed and sent within the callback of the client's socket.
+"""The fast path of plain requests: read, checked, routed and sent in steps, without a task (`backends.cohorts`).
 
 Strategy: what depends on a request's head alone is found out once for a head that the server remembers: this is the
 head's lane. Nothing is refused, counted or sent before all is known: whatever is unusual is left to a task
@@ -7,7 +7,7 @@ head's lane. Nothing is refused, counted or sent before all is known: whatever i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from time import monotonic
 
 from litestar.types import HTTPScope
@@ -87,8 +87,16 @@ class Lane:
             return None
         return cls(service, operation, operation.codec, found[1], headers)
 
-    def begin(self, body: bytes) -> DirectRequest | None:
-        """Read a request up to where it is ready to be sent; None: it is for a task, and nothing has happened."""
+    def begin(self, body: bytes, began: float) -> Generator[None, None, DirectRequest | None]:
+        """Read a request up to where it is ready to be sent, in steps.
+
+        Args:
+            body: the request's.
+            began: when it came, on the monotonic clock.
+
+        Returns:
+            None: it is for a task, and nothing has happened.
+        """
         service, operation, key = self._service, self._operation, None
         if service.draining or service.running >= service.limits.max_concurrent_requests:
             return None
@@ -97,21 +105,29 @@ class Lane:
         if self._digest is not None and (key := service.keys.usual(self._digest)) is None:
             return None
         service.refresh()
-        account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id(), key=key)
+        account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id(), began, key=key)
         try:
+            yield
             request = self._read(account.request_id, key, body)
             if request is None:
                 return None
+            yield
             account.request, account.plan = request, service.router.plan(request, self._headers)
             account.target = account.plan.targets[0]
+            yield
             exchange = self._exchange(request, account.plan, account.target)
         except Exception:  # whatever it is, the task refuses it
             return None
         if exchange is None:
             return None
-        if not self._enter(account, request, account.target.endpoint):
+        yield
+        # Others of its cohort have begun.
+        is_full = service.running >= service.limits.max_concurrent_requests
+        if is_full or not self._enter(account, request, account.target.endpoint):
             exchange.put_back()
             return None
+        service.running += 1
+        service.begun += 1
         account.decoded = monotonic() - account.began
         made = StreamedRequest if request.stream else DirectRequest
         return made(account, operation.codec, exchange, self._headers)

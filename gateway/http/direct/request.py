@@ -91,8 +91,6 @@ class DirectRequest:
             assert account.request is not None
             # In the turn in which the plan was made: nothing that is deployed has changed.
             account.exposure = service.experiments.enter(account.request, account.plan, self._headers)
-        service.running += 1
-        service.begun += 1
         service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
         account.stage = "generate"
         service.after_turn.add(self._get_ready_early)  # while the server works
@@ -140,14 +138,16 @@ class DirectRequest:
         self._reply = reply
         return True
 
-    def end(self) -> None:
-        """Count the answer, and send it."""
-        reply = self._reply
+    def settle(self) -> None:
+        """Count the answer."""
         try:
             self._account.settle("ok")
         except Exception as error:  # a disk that is full, or a bug: what the client has no record of, it does not get
-            reply = self._refusal(error)
-        self._answer(reply)
+            self._reply = self._refusal(error)
+
+    def end(self) -> None:
+        """Send the answer."""
+        self._answer(self._reply)
 
     def go_on(self) -> None:
         """Have a task go on."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from backends import cohorts
 from backends.remote import direct_stream, servers
 from backends.transport.outbox import Relay, plain
 from gateway.http.direct import lane
@@ -23,6 +24,19 @@ from tests.gateway.serving import override
 def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIRECT_KEY", "secret")
     monkeypatch.setattr(request_log, "MOST_A_SECOND", 1 << 30)  # each request's entry is looked at
+
+
+@pytest.fixture
+def in_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have single requests wait for the others of their turn, too."""
+    monkeypatch.setattr(cohorts, "FEW", 0)
+
+
+@pytest.fixture(params=["at once", "in cohorts"])
+def both_ways(request: pytest.FixtureRequest) -> None:
+    """Run a test twice."""
+    if request.param == "in cohorts":
+        request.getfixturevalue("in_cohorts")
 
 
 @pytest.fixture

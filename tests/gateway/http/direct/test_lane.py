@@ -25,6 +25,8 @@ from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, COUNTS, 
 from tests.gateway.http.direct.gateways import WHOLE, Gateway, fill_disk, gateway, warm
 from tests.gateway.serving import override
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json; charset=utf-8\r\n"
 HEAD_OF_CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
