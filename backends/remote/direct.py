@@ -94,7 +94,7 @@ class RemoteExchange:
         self._begun.send(timeouts.first_token)  # as above
         attempt = observer.attempt(asking.upstream, self._request.model)
         self._stream = stream = DirectStream(
-            self._begun, self._codec, self._request, sink, attempt, timeouts.idle, asking.counts
+            self._begun, self._codec, self._request, sink, attempt, timeouts.idle, asking.counts, asking.cohorts
         )
         self._begun.listen(stream.hear)
 

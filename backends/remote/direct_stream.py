@@ -14,6 +14,7 @@ import msgspec
 
 from adapters.base import ClientCodec, StreamDecoder
 from adapters.optional import FramedRunDecoder, finds_framed_runs
+from backends.cohorts import Cohorts, Steps
 from backends.direct import StreamSink
 from backends.observation import Attempt
 from backends.remote.event_stream import AnswerDecoder, idle_error, truncated_error
@@ -54,15 +55,18 @@ class DirectStream(AnswerDecoder):
         attempt: who listens.
         idle: the most seconds between two batches of events.
         counts: the backend's.
+        cohorts: of the event loop.
     """
 
     __slots__ = (
         "_attempt",
         "_begun",
         "_codec",
+        "_cohorts",
         "_connection",
         "_counts",
         "_fresh",
+        "_has_joined",
         "_idle",
         "_relay",
         "_request",
@@ -79,8 +83,11 @@ class DirectStream(AnswerDecoder):
         attempt: Attempt,
         idle: float,
         counts: Counts,
+        cohorts: Cohorts,
     ) -> None:
         super().__init__()
+        self._cohorts = cohorts
+        self._has_joined = False
         self._begun = begun
         self._connection = begun.connection
         self._codec = codec
@@ -94,18 +101,27 @@ class DirectStream(AnswerDecoder):
         self._relay: Relay | None = None  # has written texts of which the decoder does not know yet
 
     def hear(self) -> None:
-        """Begin the answer if its first events are there, or else have a task go on if they will not come plainly."""
+        """Look at what has come of the answer with others whose answers begin in the same turn."""
         connection = self._connection
-        if not connection.head_complete and not connection.settled:
+        if not self._has_joined and (connection.head_complete or connection.settled):
+            self._has_joined = True
+            self._cohorts.join(self._answer())
+
+    def _answer(self) -> Steps:
+        """Begin the answer if its first events are there, or else have a task go on if they will not come plainly."""
+        connection, self._has_joined = self._connection, False
+        if connection.listener is None:  # a task goes on
             return
         events: Events | None = None
         if self._begun.has_type(_EVENTS):
             data = connection.peek()
             events = self._first(data)
+        yield
         if events is None or (not events and (connection.settled or len(data) > _MOST_BEFORE)):
             self._sink.go_on()
-        elif events:
-            self._begin(events)
+        elif events and self._begin(events):
+            yield
+            self._go_on_behind(events)
 
     def get_ready(self) -> None:
         """Make the decoder, which is else made when the answer comes."""
@@ -138,16 +154,21 @@ class DirectStream(AnswerDecoder):
         except Exception:  # whatever it is, the task finds it, too
             return None
 
-    def _begin(self, events: Events) -> None:
+    def _begin(self, events: Events) -> bool:
+        """Give the first events to the sink; False: it needs no more of them."""
         try:
             ids = ids_of(self._codec, self._request, self._connection.headers)
             if not self._sink.begin(marked(events, ids)):
                 self._sink.go_on()
-                return
+                return False
         except Exception as error:
             self._counts.budget.deposit()
             self._break(error)
-            return
+            return False
+        return True
+
+    def _go_on_behind(self, events: Events) -> None:
+        """Expect what comes behind the first events."""
         self._connection.drop()
         self._counts.budget.deposit()
         if self._ended(events):

@@ -16,20 +16,19 @@ from tests.faults.upstream import Hang, Wait, response
 from tests.gateway.http.direct.clients import CHAT
 from tests.gateway.http.direct.gateways import WHOLE, Gateway, gateway, warm
 from tests.gateway.http.direct.test_servers import servers
+from tests.gateway.http.direct.test_stream import STEPS, WORDS
+
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+)
+REQUEST, STREAMED = (
+    HEAD % (len(body), body.encode()) for body in (json.dumps(CHAT), json.dumps(CHAT | {"stream": True}))
+)
+WHATS = pytest.mark.parametrize("what", ["_send", "_answer"])
+REQUESTS = pytest.mark.parametrize("request_", [REQUEST, STREAMED], ids=["whole", "streamed"])
 
 pytestmark = pytest.mark.usefixtures("in_cohorts")
-
-BODY = json.dumps(CHAT).encode()
-REQUEST = (
-    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
-    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
-)
-Event = Callable[[Any], object]
-
-
-def leave(connection: Any) -> None:
-    connection.connection_lost(None)
-    connection.transport.abort()
 
 
 @pytest.fixture(autouse=True)
@@ -41,68 +40,84 @@ async def _nothing_fails() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-def happens(monkeypatch: pytest.MonkeyPatch) -> dict[str, Event]:
+def happens(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Any], object]]:
     """What happens once, to a client's connection, when its request ("_send") or its answer ("_answer") waits."""
-    planned: dict[str, Event] = {}
+    planned: dict[str, Callable[[Any], object]] = {}
     connections: list[Any] = []
 
     class Watched(Cohorts):
         def join(self, steps: Steps) -> None:
             super().join(steps)
-            if steps.__name__ == "_send":
-                assert steps.gi_frame is not None
-                connections.append(steps.gi_frame.f_locals["self"]._connection)
-            if (event := planned.pop(steps.__name__, None)) is not None:
+            waiting: Any = steps
+            if waiting.__name__ == "_send":
+                connections.append(waiting.gi_frame.f_locals["self"]._connection)
+            if (event := planned.pop(waiting.__name__, None)) is not None:
                 event(connections[-1])
 
     monkeypatch.setattr(cohorts, "Cohorts", Watched)
     return planned
 
 
-async def asked(there: Gateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def asked(there: Gateway, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    there.there.asked.clear()
+    there.steps[:] = [STEPS if request is STREAMED else (response(WHOLE),)]
     reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
-    writer.write(REQUEST)
+    writer.write(request)
     return reader, writer
 
 
-@pytest.mark.parametrize("what", ["_send", "_answer"])
-async def test_a_server_that_stops_answers_what_waits(what: str, happens: dict[str, Event], tasks: list[str]) -> None:
+@WHATS
+@REQUESTS
+async def test_a_server_that_stops_answers_what_waits(
+    what: str, request_: bytes, happens: dict[str, Callable[[Any], object]], tasks: list[str]
+) -> None:
     async with gateway() as there:
         await warm(there)
-        there.there.asked.clear()
         happens[what] = lambda connection: connection.shutdown()
-        reader, writer = await asked(there)
+        reader, writer = await asked(there, request_)
         answer = await reader.read()
         writer.close()
         assert len(there.there.asked) == 1
     assert answer.startswith(b"HTTP/1.1 200 OK")
     assert b"\r\nconnection: close\r\n" in answer
-    assert answer.endswith(WHOLE)
+    assert (
+        [answer.count(word) for word in WORDS] == [1] * len(WORDS) if request_ is STREAMED else answer.endswith(WHOLE)
+    )
     assert tasks[1:] == (["task"] if what == "_send" else ["direct", "handed over", "task"])
 
 
-@pytest.mark.parametrize("what", ["_send", "_answer"])
-async def test_a_client_that_leaves_has_its_request_cancelled(what: str, happens: dict[str, Event]) -> None:
+@WHATS
+@REQUESTS
+async def test_a_client_that_leaves_has_its_request_cancelled(
+    what: str, request_: bytes, happens: dict[str, Callable[[Any], object]]
+) -> None:
+    def leave(connection: Any) -> None:
+        connection.connection_lost(None)
+        connection.transport.abort()
+
     async with gateway() as there:
         await warm(there)
         happens[what] = leave
         with capture_logs() as logs:
-            _, writer = await asked(there)
+            _, writer = await asked(there, request_)
             while not any(each["event"] == "request.finished" for each in logs):  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.001)
             writer.close()
             await there.settled()
         assert [each["outcome"] for each in logs if each["event"] == "request.finished"] == ["client_gone"]
         assert there.app.state.service.running == 0
+        there.steps.clear()
         await warm(there)
 
 
-@pytest.mark.parametrize("what", ["_send", "_answer"])
-async def test_the_next_request_comes_while_one_waits(what: str, happens: dict[str, Event], tasks: list[str]) -> None:
+@WHATS
+async def test_the_next_request_comes_while_one_waits(
+    what: str, happens: dict[str, Callable[[Any], object]], tasks: list[str]
+) -> None:
     async with gateway() as there:
         await warm(there)
         happens[what] = lambda connection: connection.data_received(REQUEST)
-        reader, writer = await asked(there)
+        reader, writer = await asked(there, REQUEST)
         for _ in range(2):
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
             assert await reader.readexactly(len(WHOLE)) == WHOLE

@@ -24,6 +24,8 @@ from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, OPENAI, 
 from tests.gateway.http.direct.gateways import WHOLE, Gateway, fill_disk, gateway, warm
 from tests.gateway.serving import override
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 ASKED = CHAT | {"stream": True}
 STREAMS: dict[str, dict[str, Request]] = {
     client: {name: streamed(each) for name, each in requests.items()} for client, requests in REQUESTS.items()
