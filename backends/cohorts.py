@@ -32,6 +32,21 @@ def cohorts_of(loop: asyncio.AbstractEventLoop) -> Cohorts:
     return found
 
 
+def take(cohort: list[Steps]) -> None:
+    """Take all steps of a cohort, each for all together. One that fails is logged, and the others go on."""
+    while cohort:
+        left: list[Steps] = []
+        for steps in cohort:
+            try:
+                for _ in steps:  # one step, or none if that was the last one
+                    left.append(steps)
+                    break
+            except Exception as error:
+                context = {"message": "a step of a request failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+        cohort = left
+
+
 class Cohorts:
     """The cohorts of one event loop: those who join in the same turn and run the same code.
 
@@ -72,17 +87,5 @@ class Cohorts:
         waiting, self._waiting = self._waiting, {}
         self._before = sum(map(len, waiting.values()))
         for cohort in waiting.values():
-            self._take(cohort)
+            take(cohort)
         self._outboxes.send()
-
-    def _take(self, cohort: list[Steps]) -> None:
-        while cohort:
-            left: list[Steps] = []
-            for steps in cohort:
-                try:
-                    for _ in steps:  # one step, or none if that was the last one
-                        left.append(steps)
-                        break
-                except Exception as error:  # of one request; the others go on
-                    self._loop.call_exception_handler({"message": "a step of a request failed", "exception": error})
-            cohort = left

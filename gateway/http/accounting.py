@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from time import monotonic
 
+from backends.cohorts import Steps
 from gateway.config import BILLION
 from gateway.experiments.outcome import Outcome
 from gateway.http.record import CLIENT_GONE, RequestState, log_record, logged, record_of
@@ -133,7 +135,16 @@ class RequestAccount(RequestState, eq=False):
 
     def close(self) -> None:
         """Count the request in the metrics. Nothing more happens to it."""
-        self.end(self.outcome)
+        deque(self.closing(), 0)
+
+    def closing(self) -> Steps:
+        """The same in steps."""
+        self.settle(self.outcome)
+        if not self.is_logged:
+            self.record = self.record or record_of(self)
+            yield
+            self._write_down()
+        yield
         assert self.duration is not None
         metrics, usage, target = self.service.metrics, self.usage, self.target
         metrics.running.add(-1.0)

@@ -63,6 +63,7 @@ class EventLog:
         self._most_at_once = PIPE_BUF
         self._clock = _Clock()
         self._batch: list[bytes] | None = None
+        self._batch_time = ""
 
     def configure(self, processors: list[Any], stream: BinaryIO | None) -> None:
         """Write lines of these processors to a stream; None: leave events to structlog."""
@@ -77,7 +78,7 @@ class EventLog:
             return
         # What the processors for JSON do.
         event["level"] = "info"
-        event["timestamp"] = self._clock.now()
+        event["timestamp"] = self._clock.now() if self._batch is None else self._batch_time
         if not event.keys().isdisjoint(_SECRETS):
             _hide_secrets(None, "info", event)
         for receive in RECEIVERS:
@@ -89,8 +90,8 @@ class EventLog:
             self._batch.append(line)
 
     def begin_batch(self) -> None:
-        """Collect lines from now on."""
-        self._batch = [] if self._is_as_configured() else None
+        """Collect lines from now on, which get the present time."""
+        self._batch, self._batch_time = [] if self._is_as_configured() else None, self._clock.now()
 
     def end_batch(self) -> None:
         """Write what was collected, with no more bytes at once than the stream takes between other writers' bytes."""

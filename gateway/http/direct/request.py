@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from adapters.base import Headers, Reply, ServerCodec
+from backends.cohorts import Steps
 from backends.direct import DirectExchange
 from backends.transport.outbox import Outbox
 from gateway.errors import to_client_error
@@ -93,7 +94,7 @@ class DirectRequest:
             account.exposure = service.experiments.enter(account.request, account.plan, self._headers)
         service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
         account.stage = "generate"
-        service.after_turn.add(self._get_ready_early)  # while the server works
+        service.after_turn.add(self._get_ready_early())  # while the server works
 
     def hand_over(self) -> tuple[RequestAccount, Wrap]:
         """Leave the request to a task.
@@ -165,11 +166,12 @@ class DirectRequest:
         self._limits = b"\r\n".join([*fields, b""])
         self._is_ready = True
 
-    def _get_ready_early(self) -> None:
+    def _get_ready_early(self) -> Steps:
         try:
             self._get_ready()
         except Exception:  # whatever it is, the answer finds it, too
             self._is_ready = False
+        yield
 
     def _ask(self) -> None:
         self._exchange.send(RequestObserver(self._account), self)
@@ -196,7 +198,7 @@ class DirectRequest:
         if account.owner is not None and service.shares is not None:
             service.shares.leave(account.owner)
         # Without other requests nothing is gained by it, and behind the answer it would delay the next one.
-        service.after_turn.add(account.close, at_once=not service.running)
+        service.after_turn.add(account.closing(), at_once=not service.running)
 
     def _fields(self, media_type: str, more: Headers, length: int = -1) -> bytes:
         """The headers that `Responder` gives an answer; `length` -1: it is a stream."""
