@@ -92,16 +92,15 @@ def conversation_of(request: Generate) -> str | None:
     prompt = request.prompts[0]  # several prompts in one request are of one conversation
     if not isinstance(prompt, ChatPrompt):
         return None
-    hasher = hashlib.blake2b(digest_size=16)
+    text = ""
     for message in prompt.messages:
         content = message.content
         # As `_with_role`, without the calls: the usual content is a text.
-        text = f"{message.role}\0{content}\0" if isinstance(content, str) else _with_role(message)
-        hasher.update(text.encode("utf-8", "surrogatepass"))
+        text += f"{message.role}\0{content}\0" if isinstance(content, str) else _with_role(message)
         # Later turns differ, and the answers of a model are among them.
         if message.role == "user":
             break
-    return hasher.hexdigest()
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def _with_role(message: Message) -> str:

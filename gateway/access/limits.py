@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -21,6 +21,8 @@ class Windows(msgspec.Struct, frozen=True, eq=False):
         resets: seconds to each rule's reset.
         second: in which they begin (Unix time).
         by_tokens, by_cost: whether a limit of tokens or of costs is among the rules.
+        quoted: place, kind, limit and reset of the rules that clients are told of, if each kind has one rule; else they
+            are found out each time.
         rows: of the rules, for `gateway.access.usual_rows`; b"": they are counted one by one.
     """
 
@@ -30,6 +32,7 @@ class Windows(msgspec.Struct, frozen=True, eq=False):
     second: float = 0.0
     by_tokens: bool = False
     by_cost: bool = False
+    quoted: Sequence[tuple[int, Literal["requests", "tokens"], int, int]] = ()
     rows: bytes = b""
 
 
@@ -54,8 +57,11 @@ class Ticket(msgspec.Struct, frozen=True, eq=False):
     @property
     def quotas(self) -> Sequence[Quota]:
         """The tightest of its limits of requests and of tokens; made anew each time."""
-        found: dict[str, Quota] = {}
-        for rule, left, reset in zip(self.windows.rules, self.left, self.windows.resets, strict=True):
+        windows, found = self.windows, dict[str, Quota]()
+        if windows.quoted:
+            remaining = self.left
+            return [Quota(kind, whole, int(remaining[at]), reset) for at, kind, whole, reset in windows.quoted]
+        for rule, left, reset in zip(windows.rules, self.left, windows.resets, strict=True):
             kind = rule.kind
             if kind != "cost":
                 quota, other = Quota(kind, rule.whole, int(left), reset), found.get(kind)

@@ -133,6 +133,11 @@ class LocalLimiter:
             span = now[rule.window]
             row, count = self._table.places(rule.name, span)
             rows.append((row, rule.name, count, rule.kind, span.until, rule.most))
+        quoted = [
+            (at, rule.kind, rule.whole, now[rule.window].reset)
+            for at, rule in enumerate(rules.windows)
+            if rule.kind != "cost"
+        ]
         return Windows(
             rules.windows,
             tuple([now[rule.window].tick for rule in rules.windows]),
@@ -140,6 +145,7 @@ class LocalLimiter:
             self._second,
             rules.by_tokens,
             any(rule.kind == "cost" for rule in rules.windows),
+            quoted if len({kind for _, kind, *_ in quoted}) == len(quoted) else (),
             # A limit that is given twice is counted twice, in the same row.
             usual_rows.packed(rows) if len({row for row, *_ in rows}) == len(rows) else b"",
         )

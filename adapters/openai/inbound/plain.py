@@ -8,6 +8,7 @@ refuses.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -53,6 +54,8 @@ class _Chat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 _decode = msgspec.json.Decoder(_Chat).decode
 _NUMBERS = tuple(_Chat.__struct_fields__[_Chat.__struct_fields__.index("max_tokens") :])
+_numbers = attrgetter(*_NUMBERS)
+_NO_NUMBERS = (None,) * len(_NUMBERS)
 
 
 class PlainChats:
@@ -94,8 +97,9 @@ class PlainChats:
         if given.stream_options is not None and not stream:
             return None
         changed: dict[str, Any] = {}
-        for name in _NUMBERS:
-            if (value := getattr(given, name)) is not None:
+        numbers = _numbers(given)
+        for name, value in zip(_NUMBERS, numbers, strict=True) if numbers != _NO_NUMBERS else ():
+            if value is not None:
                 if name in self._bounds and not self._bounds[name].holds(value):
                     return None
                 changed[name] = value
