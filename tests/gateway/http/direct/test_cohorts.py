@@ -12,11 +12,13 @@ from structlog.testing import capture_logs
 
 from backends import cohorts
 from backends.cohorts import Cohorts, Steps
+from gateway.server import client_connection
 from tests.faults.upstream import Hang, Wait, response
 from tests.gateway.http.direct.clients import CHAT
 from tests.gateway.http.direct.gateways import WHOLE, Gateway, gateway, warm
 from tests.gateway.http.direct.test_servers import servers
 from tests.gateway.http.direct.test_stream import STEPS, WORDS
+from tests.gateway.serving import override
 
 HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer secret\r\n"
@@ -48,13 +50,15 @@ def happens(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Any], object
     class Watched(Cohorts):
         def join(self, steps: Steps) -> None:
             super().join(steps)
-            waiting: Any = steps
-            if waiting.__name__ == "_send":
-                connections.append(waiting.gi_frame.f_locals["self"]._connection)
-            if (event := planned.pop(waiting.__name__, None)) is not None:
+            if (event := planned.pop(steps.__name__, None)) is not None:  # type: ignore[attr-defined]  # of all generators
                 event(connections[-1])
 
+    def begin(own: Any, way: Any, *given: Any) -> Any:
+        connections.append(way._connection)
+        return own(way, *given)
+
     monkeypatch.setattr(cohorts, "Cohorts", Watched)
+    override(monkeypatch, client_connection, "DirectWay", begin=begin)
     return planned
 
 
