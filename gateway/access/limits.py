@@ -21,8 +21,8 @@ class Windows(msgspec.Struct, frozen=True, eq=False):
         resets: seconds to each rule's reset.
         second: in which they begin (Unix time).
         by_tokens, by_cost: whether a limit of tokens or of costs is among the rules.
-        quoted: place, kind, limit and reset of the rules that clients are told of, if each kind has one rule; else they
-            are found out each time.
+        quoted: place, kind, limit and reset of the rules whose quotas clients are sent, if each kind has one rule; else
+            they are found out each time.
         rows: of the rules, for `gateway.access.usual_rows`; b"": they are counted one by one.
     """
 
