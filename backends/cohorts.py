@@ -22,6 +22,8 @@ Steps = Generator[None, None, None]
 """What is to be done: each `yield` ends a step."""
 FEW = 4
 """So few gain nothing together: where fewer join in a turn, those of the next one take their steps at once."""
+MOST = 32
+"""More gain nothing, either: the first answers need not wait for hundreds of others, whose data fills the caches."""
 _OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, Cohorts] = WeakKeyDictionary()
 
 
@@ -32,8 +34,13 @@ def cohorts_of(loop: asyncio.AbstractEventLoop) -> Cohorts:
     return found
 
 
-def take(cohort: list[Steps]) -> None:
-    """Take all steps of a cohort, each for all together. One that fails is logged, and the others go on."""
+def take(many: list[Steps]) -> None:
+    """Take all steps, each for up to `MOST` together. One that fails is logged, and the others go on."""
+    for first in range(0, len(many), MOST):
+        _take(many[first : first + MOST])
+
+
+def _take(cohort: list[Steps]) -> None:
     while cohort:
         left: list[Steps] = []
         for steps in cohort:

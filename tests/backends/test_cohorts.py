@@ -63,6 +63,16 @@ async def test_a_step_that_fails_harms_no_other(monkeypatch: pytest.MonkeyPatch)
     assert [str(each["exception"]) for each in failures] == ["b"]
 
 
+async def test_hundreds_are_several_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cohorts, "FEW", 0)
+    monkeypatch.setattr(cohorts, "MOST", 2)
+    taken = list[str]()
+    for name in "abc":
+        cohorts_of(asyncio.get_running_loop()).join(steps(name, taken))
+    await turn()
+    assert taken == ["a0", "b0", "a1", "b1", "c0", "c1"]
+
+
 async def test_what_a_cohort_writes_leaves_with_its_last_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cohorts, "FEW", 0)
     loop = asyncio.get_running_loop()
