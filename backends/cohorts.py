@@ -21,9 +21,9 @@ from backends.transport.outbox import outboxes_of
 Steps = Generator[None, None, None]
 """What is to be done: each `yield` ends a step."""
 FEW = 4
-"""So few gain nothing together: where fewer join in a turn, those of the next one take their steps at once."""
+"""Where fewer join in a turn, those of the next turn take their steps at once: so few gain nothing together."""
 MOST = 32
-"""More gain nothing, either: the first answers need not wait for hundreds of others, whose data fills the caches."""
+"""Members of a cohort at most: with hundreds, the first answer waits for the last, and their data fills the caches."""
 _OF_LOOPS: WeakKeyDictionary[asyncio.AbstractEventLoop, Cohorts] = WeakKeyDictionary()
 
 
@@ -35,9 +35,13 @@ def cohorts_of(loop: asyncio.AbstractEventLoop) -> Cohorts:
 
 
 def take(many: list[Steps]) -> None:
-    """Take all steps, each for up to `MOST` together. One that fails is logged, and the others go on."""
-    for first in range(0, len(many), MOST):
-        _take(many[first : first + MOST])
+    """Take all steps; those that run the same code together. One that fails is logged, and the others go on."""
+    alike: dict[CodeType, list[Steps]] = {}
+    for steps in many:
+        alike.setdefault(steps.gi_code, []).append(steps)  # type: ignore[attr-defined]  # of all generators
+    for found in alike.values():
+        for first in range(0, len(found), MOST):
+            _take(found[first : first + MOST])
 
 
 def _take(cohort: list[Steps]) -> None:
@@ -66,7 +70,7 @@ class Cohorts:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._outboxes = outboxes_of(loop)
-        self._waiting: dict[CodeType, list[Steps]] = {}
+        self._waiting: list[Steps] = []
         self._at_once = 0  # how many have taken their steps at once in the present turn, or alone in an earlier one
         self._before = 0  # how many have joined in the last turn that is known
 
@@ -84,15 +88,14 @@ class Cohorts:
             return
         if not self._waiting:
             self._loop.call_soon(self._run)
-        self._waiting.setdefault(steps.gi_code, []).append(steps)  # type: ignore[attr-defined]  # of all generators
+        self._waiting.append(steps)
 
     def _count(self) -> None:
         self._before, self._at_once = self._at_once, 0
 
     def _run(self) -> None:
         """Take all steps of those that wait, and send what they have written."""
-        waiting, self._waiting = self._waiting, {}
-        self._before = sum(map(len, waiting.values()))
-        for cohort in waiting.values():
-            take(cohort)
+        waiting, self._waiting = self._waiting, []
+        self._before = len(waiting)
+        take(waiting)
         self._outboxes.send()

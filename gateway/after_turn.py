@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from types import CodeType
 
 from backends.cohorts import Steps, take
 
@@ -23,7 +22,7 @@ class AfterTurn:
     def __init__(self, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._before = before
         self._after = after
-        self._left: dict[CodeType, list[Steps]] = {}
+        self._left: list[Steps] = []
 
     def add(self, steps: Steps, *, at_once: bool = False) -> None:
         """Take steps at the turn's end, or at once. If one fails, that is logged."""
@@ -32,14 +31,13 @@ class AfterTurn:
             return
         if not self._left:
             asyncio.get_running_loop().call_soon(self.make)
-        self._left.setdefault(steps.gi_code, []).append(steps)  # type: ignore[attr-defined]  # of all generators
+        self._left.append(steps)
 
     def make(self) -> None:
         """Take the steps."""
-        left, self._left = self._left, {}
+        left, self._left = self._left, []
         _call(self._before)
-        for cohort in left.values():
-            take(cohort)
+        take(left)
         _call(self._after)
 
 

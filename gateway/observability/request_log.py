@@ -101,7 +101,7 @@ class RequestLog:
         self._second, self._written = 0, 0
 
     def takes_usual(self, now: float) -> bool:
-        """Whether the entry of one more usual request is to be written.
+        """Count one more usual request; whether its entry is to be written.
 
         Args:
             now: on the monotonic clock, in seconds.

@@ -121,7 +121,7 @@ class Lane:
         if exchange is None:
             return None
         yield
-        # Others of its cohort have begun.
+        # Once more: others of its cohort may have begun since the first step.
         is_full = service.running >= service.limits.max_concurrent_requests
         if is_full or not self._enter(account, request, account.target.endpoint):
             exchange.put_back()
