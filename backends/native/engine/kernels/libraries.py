@@ -90,7 +90,12 @@ LIBRARIES: dict[str, Library] = {
         Library(
             "selective_state",
             "decode of 32 sequences of Mamba models takes two to three times as long",
-            _for_dtypes("selective_state_update", *[_POINTER] * 11),
+            _for_dtypes("selective_state_update", *[_POINTER] * 11, _INT),
+        ),
+        Library(
+            "mamba",
+            "decode of Mamba, Falcon Mamba and Jamba is about 1.1x slower",
+            _for_dtypes("mamba_update", *[_POINTER] * 6, *[_LONG] * 2, _INT),
         ),
         Library(
             "delta_rule",

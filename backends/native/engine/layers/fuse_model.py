@@ -11,7 +11,7 @@ from backends.native.engine.attention.interface import NAME, text_part
 from backends.native.engine.layers.fused_attention import FusedAttention
 from backends.native.engine.layers.fused_decoder_layer import FusedDecoderLayer
 from backends.native.engine.layers.fused_mlp import FusedMLP
-from backends.native.engine.layers.fused_norm import FusedCenteredNorm, FusedGatedNorm, FusedNorm
+from backends.native.engine.layers.fused_norm import FusedCenteredNorm, FusedGatedNorm, FusedNorm, FusedWeightlessNorm
 from backends.native.engine.layers.fused_residuals import FusedResiduals
 from backends.native.engine.layers.fusion import replace_modules
 
@@ -49,7 +49,7 @@ def fuse_modules(parent: Any, longest: int, *, join: bool = True) -> None:
 
 
 def _fuse_norms(parent: Any) -> None:
-    for kind in (FusedNorm, FusedCenteredNorm, FusedGatedNorm):
+    for kind in (FusedNorm, FusedWeightlessNorm, FusedCenteredNorm, FusedGatedNorm):
         replace_modules(parent, kind.of)
 
 

@@ -61,6 +61,12 @@ class FusedNorm(nn.Module):
         return normed
 
 
+class FusedWeightlessNorm(FusedNorm):
+    """Replaces a norm of the same kind whose weight is ones that it does not read, as Falcon Mamba's."""
+
+    _NAMES = ("eps", "_norm")
+
+
 class FusedCenteredNorm(FusedNorm):
     """Replaces a norm that multiplies `x / sqrt(mean(x²) + epsilon)` by 1 + its weight and rounds the product."""
 

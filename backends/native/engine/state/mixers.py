@@ -18,6 +18,7 @@ from backends.native.engine.attention.progress import report_progress
 from backends.native.engine.lora.layers import adapting
 from backends.native.engine.state import causal_conv, delta_rule, griffin, selective_scan, selective_state
 from backends.native.engine.state.functions import function_of, with_functions
+from backends.native.engine.state.mamba_update import MambaUpdate
 from backends.native.engine.state.step import Group, StateView, current_groups
 
 # What modules call on transformers' cache for recurrent state, and the names that they give the cache.
@@ -85,6 +86,8 @@ class _Separated:
         self._cache = "" if self._griffin else next((name for name in _CACHE_NAMES if name in parameters), "")
         self._scans = selective_scan.NAME in _names_in(module)
         self._own = _own_forward(module)
+        self._compiled: MambaUpdate | None = None
+        self._looked = not self._scans  # for a compiled mixer: linear layers are packed after this
         selective_state.keep_decay(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,8 +119,25 @@ class _Separated:
         """Call the module for one group of sequences."""
         if self._griffin:
             return griffin.forward(self._module, states, arguments["input_states"], arguments["position_ids"])
+        updated = self._update(states, arguments[self._names[0]]) if self._scans else None
+        if updated is not None:
+            return updated
         own = selective_scan.starting_from(states, self._module, self._own) if self._scans else self._own
         return own(**arguments | self._masks | {self._cache: states})
+
+    def _update(self, states: StateView, hidden: Tensor) -> Tensor | None:
+        """The output of a compiled mixer for one more token of each sequence; None if it does not take them."""
+        layer = self._module.layer_idx
+        latest, state = states.get_conv_state(layer), states.get_recurrent_state(layer)
+        if latest is None or state is None or hidden.shape[1] != 1:
+            return None
+        if not self._looked:
+            own = partial(self._own, **self._masks)
+            self._looked = True
+            self._compiled = MambaUpdate.of(self._module, lambda rows, cache: own(rows, **{self._cache: cache}))
+        if self._compiled is None or not self._compiled.takes(hidden, latest, state):
+            return None
+        return self._compiled.update(hidden, latest, state)
 
 
 def _reshape(value: Any, leading: tuple[int, int], wanted: tuple[int, int]) -> Any:

@@ -1,4 +1,4 @@
-"""Mamba's recurrence in decode, as one compiled pass over the states (`kernels/src/selective_state.cpp`)."""
+"""Mamba's recurrence in decode, as one compiled pass over the states (`kernels/src/selective_state.h`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from backends.native.engine.kernels.jit import typed_function
 NAMES = ("mamba_selective_state_update", "mamba2_selective_state_update")
 """The names of transformers' functions, whose place this one takes."""
 MAX_SIZE = 256
-"""The most numbers of a row's state; MAX_SIZE of `src/selective_state.cpp`."""
+"""The most numbers of a row's state; MAX_SIZE of `src/selective_state.h`."""
 
 _DECAY = "-torch.exp(self.A_log.float())"
 
@@ -53,6 +53,12 @@ def keep_decay(module: Any) -> None:
     if code.count("A_log") == code.count(_DECAY) == 1:
         del module.A_log
         module.A_log = KeptDecay(-torch.exp(logarithm.detach().float()))
+
+
+def decay_of(module: Any) -> Tensor | None:
+    """The decay that `keep_decay` computed for a Mamba layer, [channels, size]; None if it computed none."""
+    kept = getattr(module, "A_log", None)
+    return kept.decay if isinstance(kept, KeptDecay) else None
 
 
 def selective_state_update(  # noqa: PLR0913 - transformers' arguments
@@ -105,7 +111,7 @@ def selective_state_update(  # noqa: PLR0913 - transformers' arguments
     heads, groups = (each.shape[1] if each.dim() == 3 else 1 for each in (inputs, into))
     compiled(
         *(None if array is None else array.data_ptr() for array in arrays),
-        (ctypes.c_long * 27)(
+        (ctypes.c_long * 26)(
             inputs.shape[0],
             heads,
             inputs.shape[-1],
@@ -113,7 +119,6 @@ def selective_state_update(  # noqa: PLR0913 - transformers' arguments
             groups,
             dt_softplus,
             alike,
-            torch.get_num_threads(),
             *_strides(steps.stride(), 3),
             *_strides(inputs.stride(), 3),
             *_strides(() if gate is None else gate.stride(), 3),
@@ -123,6 +128,7 @@ def selective_state_update(  # noqa: PLR0913 - transformers' arguments
             *_strides(into.stride(), 3)[:2],
             *_strides(out.stride(), 3)[:2],
         ),
+        torch.get_num_threads(),
     )
     return outputs.to(hidden_states.dtype)
 

@@ -4,8 +4,8 @@
 // Strategy: the weight is read once, in order, 64 outputs at a time; that stream bounds a decode step. The sums of up
 // to six rows for 64 outputs fill 24 of the 32 registers of AVX-512; CPUs with less room for sums take as many outputs
 // at a time as they can, in turns at pieces of SHORT_PIECE words. More rows take turns at pieces of the weight of
-// K_PIECE words (32 KB), which stay in the first- or second-level cache between turns. Memory must not rest meanwhile,
-// so every turn prefetches its share of the next piece: a CPU's own prefetcher stops when nothing new is read.
+// K_PIECE words (8 KB), which stay in the first-level cache between turns. Memory must not rest meanwhile, so every
+// turn prefetches its share of the next piece: a CPU's own prefetcher stops when nothing new is read.
 //
 // Where a CPU multiplies pairs of bfloat16 slowly or not at all, products are computed in float32. For several tiles
 // both factors are widened before: the rows once, the weight a piece at a time. A row's sums are the same either way.
@@ -23,7 +23,7 @@ constexpr long BLOCK = 64;               // outputs that lie together
 constexpr long VECTORS = BLOCK / LANES;  // vectors of one block
 constexpr long PADDED = 16;              // words to whose multiple a block's inputs are padded
 constexpr long TILE = 6;                 // rows whose sums stay in registers
-constexpr long K_PIECE = 128;            // words of a weight's block between turns of tiles
+constexpr long K_PIECE = 32;             // words of a weight's block between turns of tiles
 constexpr long SHORT_PIECE = 16;         // the same for up to SHORT_ROWS rows
 constexpr long SHORT_ROWS = 10;          // two tiles, which leave memory no time to rest between short turns
 constexpr long LINE = sizeof(u32x16);    // bytes of a cache line

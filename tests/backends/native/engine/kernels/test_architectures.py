@@ -33,6 +33,7 @@ NUMERIC_TESTS = [
     "state/test_causal_conv.py",
     "state/test_delta_rule.py",
     "state/test_griffin_update.py",
+    "state/test_mamba_update.py",
     "state/test_selective_state.py",
 ]
 

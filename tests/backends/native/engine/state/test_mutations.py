@@ -14,7 +14,12 @@ from backends.native.engine.kernels import jit
 from backends.native.engine.kernels.libraries import LIBRARIES
 from backends.native.engine.kernels.library_cache import FOLDER_VARIABLE
 from tests.backends.native.engine.kernels.compilers import needs_compiler
-from tests.backends.native.engine.state import test_delta_rule, test_griffin_update, test_selective_state
+from tests.backends.native.engine.state import (
+    test_delta_rule,
+    test_griffin_update,
+    test_mamba_update,
+    test_selective_state,
+)
 
 pytestmark = [pytest.mark.torch, needs_compiler]
 
@@ -22,6 +27,7 @@ HAS_AVX512 = "avx512f" in jit._cpu_field("flags").split()
 COMPARISONS: dict[str, tuple[Callable[..., None], list[tuple[Any, ...]]]] = {
     "delta_rule": (test_delta_rule.compare, test_delta_rule.CASES),
     "griffin": (test_griffin_update.compare, test_griffin_update.CASES),
+    "mamba": (test_mamba_update.compare, test_mamba_update.CASES),
     "selective_state": (test_selective_state.compare, test_selective_state.CASES),
 }
 MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
@@ -63,18 +69,42 @@ MISTAKES: dict[str, dict[str, tuple[str, str]]] = {
         "always an activation": ("if (size.activates)", "if (true)"),
         "no sequences behind tiles": ("for (; sequence < size.sequences; sequence++) advance", "if (false) advance"),
     },
+    "mamba": {
+        "no bias of the first projection": ("multiply(hidden, of.in, of.in_bias,", "multiply(hidden, of.in, nullptr,"),
+        "no bias of the last projection": ("of.out, of.out_bias,", "of.out, nullptr,"),
+        "no bias of the convolution": ("bias ? bias + channel : nullptr", "nullptr"),
+        "the first channels' bias": ("bias ? bias + channel", "bias ? bias"),
+        "the first channels' weights": ("weight + channel * of.taps", "weight"),
+        "adjacent inputs": ("2 * row * of.channels + channel", "row * of.channels + channel"),
+        "no activation": ("gated::Silu::of(round_to<Dtype>(sums))", "sums"),
+        "another state of the convolution": ("(latest) + place * length", "(latest) + channel * length"),
+        "never a norm": ("if (of.norms[part])", "if (false)"),
+        "one norm for all": ("static_cast<const scalar*>(of.norms[part])", "static_cast<const scalar*>(of.norms[1])"),
+        "another epsilon": ("own, width, of.epsilon", "own, width, 1e-6f"),
+        "the first sequence's parameters": ("(parameters) + row * all", "(parameters)"),
+        "the first part alone": ("from += width, to", "to"),
+        "the gate of the first half": ("convolved, joined + of.channels,", "convolved, joined,"),
+        "adjacent gates": (".gate = {2 * of.channels, 0, 1}", ".gate = {of.channels, 0, 1}"),
+        "steps as they come": (".softplus = 1", ".softplus = 0"),
+        "into for out": ("into, out, scanned}", "into, into, scanned}"),
+        "no input where all is skipped": ("of.step_bias, of.skip, steps", "of.step_bias, nullptr, steps"),
+        "no bias of steps": ("of.decay, of.step_bias, of", "of.decay, nullptr, of"),
+    },
     "selective_state": {
         "no bias": ("if (of.bias)", "if (false)"),
         "steps as they come": ("if (size.softplus)", "if (false)"),
         "no softplus of negative steps": ("if_less(x, f32x16{}, x, -x)", "x"),
         "no input where all is skipped": ("if (of.skip)", "if (false)"),
         "no gate": ("if (of.gate)", "if (false)"),
-        "the first row's decay": ("decay + lane * size.decay[1]", "decay"),
-        "the first row's steps": ("floats{} + factors[lane]", "floats{} + factors[0]"),
-        "heads decay alike": ("const float* decay = of.decay + shared(size.decay);", "const float* decay = of.decay;"),
+        "the first row's decay": (", decay += size.decay[1]) {", ") {"),
+        "the first row's steps": ("floats{} + power[at + lane]", "floats{} + power[0]"),
+        "heads decay alike": ("of.decay + head * size.decay[0] + first", "of.decay + first"),
+        "the first block's rows": ("(first + at) * strides[2]", "at * strides[2]"),
+        "the first block's bias": ("(first + at) * strides[1]", "at * strides[1]"),
+        "the first block's decay": (" + first * size.decay[1];", ";"),
         "another group": ("head / (size.heads / size.groups)", "head % size.groups"),
         "the first sequence's inputs": ("sequence * size.into[0] + group", "group"),
-        "the state stays": ("std::memcpy(state + at, &now, rest * sizeof *state);", ""),
+        "the state stays": ("std::memcpy(state + k, &now, rest * sizeof *state);", ""),
         "no tail": ("if (whole < count)", "if (false)"),
         "the output of the last numbers": ("sum += now", "sum = now"),
         "the output of every other number": (" + odd_lanes(rows[2 * at], rows[2 * at + 1]);", ";")
@@ -99,10 +129,9 @@ def test_it_is_noticed(name: str, mistake: str, tmp_path: Path, monkeypatch: pyt
     sources.mkdir()
     for file in jit.source_files(LIBRARIES[name].source):
         shutil.copy(file, sources)
-    source = sources / f"{name}.cpp"
-    text = source.read_text()
-    assert text.count(right) == 1
-    source.write_text(text.replace(right, wrong))
+    found = [source for source in sources.iterdir() if right in source.read_text()]
+    assert len(found) == found[0].read_text().count(right) == 1
+    found[0].write_text(found[0].read_text().replace(right, wrong))
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(jit, "FLAGS", ("-O1", "-w", *jit.FLAGS[1:]))
     library = replace(LIBRARIES[name], folder=sources)

@@ -32,7 +32,7 @@ CASES = [
 def compare(dtype: torch.dtype, tolerance: float, size: int, groups: int, alike: bool) -> None:
     """Outputs and states are those of transformers' function."""
     torch.manual_seed(0)
-    channels = (4, 22) if groups else (24,)
+    channels = (4, 70) if groups else (150,)
     theirs = mamba2_selective_state_update if groups else mamba_selective_state_update
 
     def drawn(*shape: int) -> torch.Tensor:
