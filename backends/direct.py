@@ -56,6 +56,10 @@ class StreamSink(Protocol):
         """Take more events, the last of which are to be counted before this returns."""
         ...
 
+    def take_rest(self, events: Events) -> None:
+        """Take more events, likewise, that came with the first ones: no time has passed between them."""
+        ...
+
     def note_times(self, times: list[float]) -> None:
         """Count reads with texts that were written there: when they came, on the monotonic clock, in seconds."""
         ...

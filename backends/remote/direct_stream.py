@@ -24,9 +24,10 @@ from backends.remote.resilience.retry import RetryBudget
 from backends.transport.begun import BegunExchange
 from backends.transport.outbox import Relay
 from schemas.errors import BackendTimeout, GatewayError, Incomplete
-from schemas.ir import Events, Generate, Usage
+from schemas.ir import Delta, Events, Generate, Usage
 
 _EVENTS = (b"text/event-stream",)
+Take = Callable[[Events], None]
 _MOST_BEFORE = 4096
 """Bytes before the first event that are read anew with each that follows; a task reads them once."""
 
@@ -114,14 +115,13 @@ class DirectStream(AnswerDecoder):
             return
         events: Events | None = None
         if self._begun.has_type(_EVENTS):
-            data = connection.peek()
-            events = self._first(data)
+            events, read = self._first()
         yield
-        if events is None or (not events and (connection.settled or len(data) > _MOST_BEFORE)):
+        if events is None or (not events and (connection.settled or len(connection.peek()) > _MOST_BEFORE)):
             self._sink.go_on()
         elif events and self._begin(events):
             yield
-            self._go_on_behind(events)
+            self._go_on_behind(events, read)
 
     def get_ready(self) -> None:
         """Make the decoder, which is else made when the answer comes."""
@@ -143,16 +143,25 @@ class DirectStream(AnswerDecoder):
         self._attempt.end(asyncio.CancelledError())
         self._connection.release()
 
-    def _first(self, data: bytes) -> Events | None:
-        """The events of the answer's first bytes; None: they are for a task."""
-        if not data:
-            return ()
+    def _first(self) -> tuple[Events | None, int]:
+        """The events of the answer's first pieces, and how many those are; None: they are for a task.
+
+        Those behind the first text are left: it does not wait until they are decoded.
+        """
+        connection, read = self._connection, 0
+        events: Events = ()
+        if not connection.pieces:
+            return events, read
         self._decoder, self._fresh = self._fresh or self._codec.decoder(self._request), None
         try:
-            # Without events a new decoder gets these bytes again, with more behind them.
-            return self._decoder.feed(data)
+            # Without events a new decoder gets these pieces again, with more behind them.
+            for read, piece in enumerate(connection.pieces, 1):  # noqa: B007 - the last one is returned
+                events = (*events, *self._decoder.feed(piece))
+                if events and type(last := events[-1]) is Delta and last.text and not connection.settled:
+                    break
         except Exception:  # whatever it is, the task finds it, too
-            return None
+            return None, 0
+        return events, read
 
     def _begin(self, events: Events) -> bool:
         """Give the first events to the sink; False: it needs no more of them."""
@@ -167,22 +176,24 @@ class DirectStream(AnswerDecoder):
             return False
         return True
 
-    def _go_on_behind(self, events: Events) -> None:
-        """Expect what comes behind the first events."""
-        self._connection.drop()
+    def _go_on_behind(self, events: Events, read: int) -> None:
+        """Go on behind the first events, those of so many pieces."""
+        self._connection.drop(read)
         self._counts.budget.deposit()
         if self._ended(events):
             return
         decoder = self._decoder
         self._runs = decoder if finds_framed_runs(decoder) else None
         self._expect_more()
-        if self._connection.settled:  # the end has come with them
+        if self._connection.pieces:  # more has come with them
+            self._read(self._sink.take_rest)
+        elif self._connection.settled:  # the end has
             self._read()
         else:
             self._look_for_runs()
 
-    def _read(self) -> None:
-        """Give what has come to the sink."""
+    def _read(self, take: Take | None = None) -> None:
+        """Give what has come to the sink; `take`: how it takes the next events."""
         connection, sink = self._connection, self._sink
         self._leave_runs()
         while not sink.full:
@@ -197,10 +208,11 @@ class DirectStream(AnswerDecoder):
             if not events:
                 break
             try:
-                sink.take(events)
+                (take or sink.take)(events)
             except Exception as error:
                 self._break(error)
                 return
+            take = None
             if self._ended(events):
                 return
             self._expect_more()

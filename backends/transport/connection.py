@@ -184,8 +184,11 @@ class Connection(ReceivedResponse):
         self.drop()
         return data
 
-    def drop(self) -> None:
-        """Take that as read."""
+    def drop(self, pieces: int | None = None) -> None:
+        """Take that as read, or so many pieces of it."""
+        if pieces is not None and pieces < len(self._chunks):
+            self._buffered -= sum(len(self._chunks.popleft()) for _ in range(pieces))
+            return
         self._chunks.clear()
         self._buffered = 0
         if self._paused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
 import httptools
 
@@ -66,6 +67,11 @@ class ReceivedResponse:
         """All of the body that has arrived and was not read."""
         # Fast path: a stream mostly has one chunk per wake-up, which is handed on without a copy.
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+
+    @property
+    def pieces(self) -> Collection[bytes]:
+        """The same in pieces: as the server has sent them, if it has chunked the body, or as they came."""
+        return self._chunks
 
     def abort(self) -> None:
         """Read nothing more."""

@@ -26,6 +26,15 @@ class RequestAccount(RequestState, eq=False):
         if len(batch) > 1 or type(batch[0]) is not Delta or self.texts is not None:
             self.note_reasons(batch)
 
+    def note_rest(self, batch: Events) -> None:
+        """Note the rest of a stream's first batch: no time has passed since its begin."""
+        last = batch[-1]
+        if type(last) is Usage and last.completion_tokens > 1:  # as in `note_first_token`
+            self.first_token = self.count_interval = None
+        elif self.first_token is None:
+            self.note_first_token(batch)
+        self.note_reasons(batch)
+
     def note_first_token(self, batch: Events) -> None:
         """Note the time if a stream's batch has its first text, reasoning or tool call."""
         last = batch[-1]

@@ -99,6 +99,13 @@ class StreamedRequest(DirectRequest):
         self._note(events)
         self._write(data)
 
+    def take_rest(self, events: Events) -> None:
+        """Send more events that came with the first ones."""
+        data = self._encoder.feed(events)
+        self._account.note_rest(events)
+        self._note_end(events)
+        self._write(data)
+
     def note_times(self, times: list[float]) -> None:
         """Count outputs that were written to the outbox."""
         self._account.note_outputs(times)
@@ -141,8 +148,12 @@ class StreamedRequest(DirectRequest):
 
     def _note(self, events: Events) -> None:
         """Count what is about to be sent."""
+        self._account.note_batch(events)
+        self._note_end(events)
+
+    def _note_end(self, events: Events) -> None:
+        """Count the end, if it is about to be sent."""
         account = self._account
-        account.note_batch(events)
         if isinstance(last := events[-1], Usage):
             account.usage = last
             account.status = account.status or 200

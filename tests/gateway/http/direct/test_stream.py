@@ -19,6 +19,7 @@ from gateway.http.direct import lane
 from gateway.http.direct.stream import StreamedRequest
 from gateway.server import client_connection
 from gateway.server.direct_way import DirectWay
+from schemas import ir
 from tests.faults.upstream import END, STREAM, Close, Hang, Pause, Reset, Step, Wait, chunk, response
 from tests.gateway.http.direct.clients import CHAT, CHATS, COMPLETIONS, OPENAI, REQUESTS, Form, Request, streamed
 from tests.gateway.http.direct.gateways import WHOLE, Gateway, fill_disk, gateway, warm
@@ -252,6 +253,30 @@ async def streaming(there: Gateway, *steps: Step) -> tuple[asyncio.StreamReader,
     writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
     await reader.readuntil(WORDS[1])
     return reader, writer
+
+
+async def test_the_first_text_does_not_wait_for_those_that_came_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[str, list[str]]] = []
+
+    def noted(name: str) -> None:
+        own = getattr(StreamedRequest, name)
+
+        def take(self: StreamedRequest, events: ir.Events) -> object:
+            taken.append((name, [event.text for event in events if isinstance(event, ir.Delta)]))
+            return own(self, events)
+
+        monkeypatch.setattr(StreamedRequest, name, take)
+
+    for name in ("begin", "take_rest", "take"):
+        noted(name)
+    async with gateway() as there:
+        _, writer = await streaming(there, Hang())
+        # Before them another stream has come as a whole, to warm up.
+        assert [(name, len([text for text in texts if text])) for name, texts in taken[-2:]] == [
+            ("begin", 1),
+            ("take_rest", 1),
+        ]
+        writer.close()
 
 
 async def test_runs_pass_the_parsers_by(relayed: list[bytes], tasks: list[str]) -> None:
