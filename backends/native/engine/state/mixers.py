@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -86,8 +86,6 @@ class _Separated:
         self._cache = "" if self._griffin else next((name for name in _CACHE_NAMES if name in parameters), "")
         self._scans = selective_scan.NAME in _names_in(module)
         self._own = _own_forward(module)
-        self._compiled: MambaUpdate | None = None
-        self._looked = not self._scans  # for a compiled mixer: linear layers are packed after this
         selective_state.keep_decay(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,13 +129,15 @@ class _Separated:
         latest, state = states.get_conv_state(layer), states.get_recurrent_state(layer)
         if latest is None or state is None or hidden.shape[1] != 1:
             return None
-        if not self._looked:
-            own = partial(self._own, **self._masks)
-            self._looked = True
-            self._compiled = MambaUpdate.of(self._module, lambda rows, cache: own(rows, **{self._cache: cache}))
         if self._compiled is None or not self._compiled.takes(hidden, latest, state):
             return None
         return self._compiled.update(hidden, latest, state)
+
+    @cached_property
+    def _compiled(self) -> MambaUpdate | None:
+        """The compiled mixer, made at its first use: linear layers are packed after this object was made."""
+        own = partial(self._own, **self._masks)
+        return MambaUpdate.of(self._module, lambda rows, states: own(rows, **{self._cache: states}))
 
 
 def _reshape(value: Any, leading: tuple[int, int], wanted: tuple[int, int]) -> Any:
