@@ -2,7 +2,8 @@
 
 Idle connections have had one answer each and are kept open; streams have had their first chunk and wait for the next
 one, each with a connection to the upstream behind it. The resident memory of the worker before and after, divided by
-the number of connections, with that of an unused worker beside it. The kernel's own buffers are not in it.
+the number of connections, with that of an unused worker beside it. The kernel's own buffers are not in it. A worker
+accepts half as many connections as it may open files: the limit (`ulimit -Hn`) is to be above twice their number.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import resource
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -32,6 +34,8 @@ served_entities = [{{ name = "held", backend = "far" }}]
 """
 _AT_ONCE = 50
 """Connections that are opened at a time: more than the listening socket's queue would be reset."""
+_SPARE_FILES = 400
+"""Of a worker beside its connections: those that are opened first, the engine's socket, files."""
 _CHUNK = b'data: {"id":"c","model":"m","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
 _STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -54,6 +58,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=2_000)
     given = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if (needed := 2 * max(given.idle, given.streams) + _SPARE_FILES) > most:
+        sys.exit(f"Each process may open {most} files (`ulimit -Hn`), and {needed} are needed.")
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     asyncio.run(measure(given.idle, given.streams))
 
