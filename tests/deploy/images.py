@@ -3,7 +3,8 @@
     python -m tests.deploy.images deploy/docker/Dockerfile.cpu FOLDER BASE [NAME=VALUE ...]
 
 builds an image as a folder by hand, on a copy of the folder BASE (what debootstrap makes, for example). Tests use the
-machine's own `/usr` and Python as the base, which takes no time. Needs root.
+machine's own `/usr`, list of packages and Python as the base, which takes no time: steps see them through overlayfs,
+and what they change there is the image's. Needs root.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 _LINKS = ("bin", "sbin", "lib", "lib64")
-_FOLDERS = ("dev", "proc", "opt", "root", "tmp", "usr", "var/lib", "var/cache", "var/tmp", "run")
+_FOLDERS = ("dev", "proc", "opt", "root", "tmp", "var/tmp", "run")
+_SHARED = ("/usr", "/var/lib/dpkg", "/var/cache/debconf")
 
 
 class Instruction(NamedTuple):
@@ -56,12 +58,12 @@ class Image:
 
     Attributes:
         folder: the root of its files.
-        shared: folders of this machine that are mounted into it.
+        shared: folders of this machine that it sees, each with the folder of what its steps have changed there.
         environment: the variables of its steps and of its command.
     """
 
     folder: Path
-    shared: tuple[str, ...]
+    shared: Mapping[str, Path]
     environment: dict[str, str]
     shell: list[str] = field(default_factory=lambda: ["/bin/sh", "-c"])
     workdir: str = "/"
@@ -76,7 +78,9 @@ class Image:
         With a network of its own, ports that the image listens on are free.
         """
         mounts = [f"mount --rbind {name} {shlex.quote(str(self.folder))}{name}" for name in ("/dev", "/proc")]
-        mounts += [f"mount --bind --read-only {name} {shlex.quote(str(self.folder))}{name}" for name in self.shared]
+        for name, changed in self.shared.items():
+            layers = f"lowerdir={name},upperdir={changed}/files,workdir={changed}/work"
+            mounts += [shlex.join(["mount", "-t", "overlay", "overlay", "-o", layers, f"{self.folder}{name}"])]
         mounts += ["ip link set lo up"] if own_network else []
         variables = [f"{name}={value}" for name, value in self.environment.items()]
         step = ["cd", self.workdir, "&&", "exec", "env", "-i", *variables, *words]
@@ -178,13 +182,16 @@ def build(file: Path, folder: Path, arguments: Mapping[str, str], base: Path | N
 
 
 def _start(folder: Path, base: Path | None, arguments: Mapping[str, str]) -> Image:
-    python, shared = "/usr/local", ()
+    python, shared = "/usr/local", dict[str, Path]()
     if base is not None:
         subprocess.run(["cp", "--archive", str(base), str(folder)], check=True)
     else:
         python = sys.base_prefix
-        shared = ("/usr", python) if not python.startswith("/usr") else ("/usr",)
-        for name in (*_FOLDERS, *(each.lstrip("/") for each in shared)):
+        for name in (*_SHARED, *(() if python.startswith("/usr") else (python,))):
+            shared[name] = folder.with_name(f"{folder.name}-changed") / name.replace("/", "-")
+            for made in (folder / name.lstrip("/"), shared[name] / "files", shared[name] / "work"):
+                made.mkdir(parents=True, exist_ok=True)
+        for name in _FOLDERS:
             (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / "tmp").chmod(0o1777)
         for name in _LINKS:

@@ -160,6 +160,8 @@ def test_the_steps_of_the_gateways_image_make_one_that_answers(image: Image) -> 
     assert {"gateway", "litestar", "numpy"} <= packages  # numpy for experiments
     assert not packages & {"torch", "transformers", "pip", "tests"}
     assert not (image.folder / "src").exists()
+    in_c = {file.parent.name for file in installed.glob("lib/python*/site-packages/**/compiled.*.so")}
+    assert in_c == {"outbox", "usual_rows"}
 
     config = image.folder / "etc/interlingua/gateway.toml"
     config.parent.mkdir()
