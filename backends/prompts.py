@@ -88,7 +88,7 @@ def texts_of(prompt: Prompt) -> Iterator[str]:
 
 
 def conversation_of(request: Generate) -> str | None:
-    """A digest of the messages up to the user's first one, which all turns of a conversation share."""
+    """A digest of the messages up to the user's first one, which all turns share; None: there are no messages."""
     prompt = request.prompts[0]  # several prompts in one request are of one conversation
     if not isinstance(prompt, ChatPrompt):
         return None
@@ -100,6 +100,8 @@ def conversation_of(request: Generate) -> str | None:
         # Later turns differ, and the answers of a model are among them.
         if message.role == "user":
             break
+    if not text:  # a prompt that the server has
+        return None
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 

@@ -104,7 +104,8 @@ class CompactRequest(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of `/v1/responses`."""
 
-    input: str | tuple[Item, ...]
+    # May be absent where something else has items or stands for them: see `adapters.openai.responses.decode`.
+    input: str | tuple[Item, ...] | None = None
     model: str | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None

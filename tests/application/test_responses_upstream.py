@@ -124,6 +124,32 @@ async def test_a_client_of_the_api_gets_what_the_server_says(kind: str) -> None:
         assert (await client.post("/v1/responses", json=ASK | {"previous_response_id": place})).status_code == 400
 
 
+async def test_the_input_may_be_elsewhere() -> None:
+    async with gateway("openai-responses") as (client, there):
+        prompt: Json = {"model": "m", "prompt": {"id": "pmpt_1", "variables": {"city": "Paris"}}}
+        for asked in (prompt, prompt | {"input": None}):
+            first = await client.post("/v1/responses", json=asked)
+            assert first.status_code == 200, first.text
+            assert bodies(there)[-1] == asked | {"model": "gpt-5", "store": False}
+        # What was said in answer is all there is of the conversation.
+        for field, id, items in (
+            ("previous_response_id", first.json()["id"], ["reasoning", "message"]),
+            ("conversation", await conversation(client), ["message"]),
+        ):
+            assert (await client.post("/v1/responses", json={"model": "m", field: id})).status_code == 200
+            assert [item["type"] for item in bodies(there)[-1]["input"]] == items
+        refused = await client.post("/v1/responses", json={"model": "m"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
+        assert refused.json()["error"]["code"] == "missing_required_parameter"
+
+
+async def conversation(client: httpx.AsyncClient) -> str:
+    """The id of a new conversation that has a message."""
+    made = await client.post("/v1/conversations", json={"items": [{"role": "user", "content": "Hi"}]})
+    id: str = made.json()["id"]
+    return id
+
+
 async def test_a_response_in_the_background_and_a_conversation() -> None:
     async with gateway("openai-responses") as (client, there):
         talk = (await client.post("/v1/conversations", json={})).json()["id"]

@@ -189,9 +189,8 @@ def _sampling(given: wire.ResponseRequest) -> Sampling:
 def _without_effect(given: wire.ResponseRequest) -> tuple[str, ...]:
     """The fields that are known, and change nothing here."""
     options = given.stream_options if isinstance(given.stream_options, dict) else {}
-    items = () if isinstance(given.input, str) else given.input
     # Reasoning of earlier turns is not sent to a model again.
-    thought = next((place for place, item in enumerate(items) if item.type == "reasoning"), None)
+    thought = next((place for place, item in enumerate(_own_items(given)) if item.type == "reasoning"), None)
     asked = (
         ("include", ENCRYPTED in (given.include or ())),
         ("reasoning.summary", given.reasoning is not None and given.reasoning.summary is not None),
@@ -277,7 +276,7 @@ def _added_items(given: wire.ResponseRequest, origin: Origin, call: Call) -> Ite
     if given.conversation is None and (given.store is False or call.records is None):
         return None
     # From the raw body, not from the struct: stored items keep fields that the struct does not have.
-    return input_items(call, msgspec.json.decode(origin.body)["input"])
+    return input_items(call, _input_of(origin))
 
 
 def _stored_items(given: wire.ResponseRequest, before: Items, added: Items | None, call: Call) -> bytes | None:
@@ -320,9 +319,11 @@ def _messages(given: wire.ResponseRequest, before: Items, call: Call, unread: li
         # A plain text stands for one user message.
         messages.append(Message("user", given.input))
         return ChatPrompt(tuple(messages))
-    if not given.input:
+    if given.input is None and not (before or given.prompt):
+        raise missing("input")
+    if given.input == ():
         raise empty("input")
-    for place, item in enumerate(given.input):
+    for place, item in enumerate(_own_items(given)):
         # A reference (the AI SDK sends them for stored items) stands for the item that it names.
         if item.type == REFERENCE:
             _append_stored(messages, referenced_item(call, item.id or ""), f"input[{place}]", unread)
@@ -351,10 +352,21 @@ def _append_stored(messages: list[Message], item: dict[str, Any], param: str, un
 
 def _with_items(origin: Origin, given: wire.ResponseRequest, before: Items, call: Call) -> Origin:
     """The origin with all items of the conversation, if the body has some of them by their names alone."""
-    refers = not isinstance(given.input, str) and any(item.type == REFERENCE for item in given.input)
+    refers = any(item.type == REFERENCE for item in _own_items(given))
     if not (before or refers):
         return origin
-    return replace(origin, items=whole_conversation(call, before, msgspec.json.decode(origin.body)["input"]))
+    return replace(origin, items=whole_conversation(call, before, _input_of(origin)))
+
+
+def _own_items(given: wire.ResponseRequest) -> tuple[wire.Item, ...]:
+    """The items of the request's own input; none where that is a text, or absent."""
+    return () if given.input is None or isinstance(given.input, str) else given.input
+
+
+def _input_of(origin: Origin) -> Any:
+    """The input as the body has it; [] where that has none."""
+    given = msgspec.json.decode(origin.body).get("input")
+    return [] if given is None else given
 
 
 def _tool_choice(given: str | wire.Choice | None, tools: tuple[Tool, ...], *, others: bool) -> ToolChoice | None:

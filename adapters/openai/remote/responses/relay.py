@@ -49,8 +49,8 @@ def counted_body(request: Relay) -> bytes:
 def _fields(origin: Origin) -> dict[str, Any]:
     """The fields of a body, without those that name what is stored here, and with that instead."""
     fields: dict[str, Any] = {name: value for name, value in raw_fields(origin.body).items() if name not in _KEPT_HERE}
-    given = msgspec.json.decode(origin.items or fields["input"])
-    if not isinstance(given, str):
+    given = msgspec.json.decode(origin.items or fields.get("input", b"null"))
+    if isinstance(given, list):  # else it is a text, or the server has the prompt
         fields["input"] = list(_sent(given))
     return fields
 

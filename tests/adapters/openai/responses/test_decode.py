@@ -151,6 +151,7 @@ def test_items() -> None:
     ("fields", "param"),
     [
         ({"model": None}, "model"),
+        ({"input": None}, "input"),
         ({"input": []}, "input"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
@@ -193,6 +194,7 @@ def test_refusals_name_their_field(fields: dict[str, Any], param: str) -> None:
         ({"include": ["web_search_call.results"]}, "include"),
         ({"include": ["lots"]}, "include[0]"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"prompt": {"id": "pmpt_1"}, "input": None}, "prompt"),
         ({"reasoning": {"summary": "lots"}}, "reasoning.summary"),
     ],
 )
