@@ -19,7 +19,6 @@ from gateway.access.limits import Limiter, Ticket
 from gateway.access.local_limiter import LocalLimiter, limits_file
 from gateway.access.rules import RuleTable, estimated_tokens
 from gateway.access.shared_limiter import SharedLimiter
-from gateway.after_turn import AfterTurn
 from gateway.changes import Changes
 from gateway.config import Config, Endpoint
 from gateway.deployment.catalog import catalog
@@ -30,6 +29,7 @@ from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.filters.guarded import NONE, GuardedFilter
+from gateway.later import Later
 from gateway.observability.live import LiveFigures
 from gateway.observability.logging import EVENTS
 from gateway.observability.metrics import Metrics
@@ -59,6 +59,8 @@ _HEALTH_INTERVAL = 0.25
 guardrail elsewhere."""
 _IDS = 64
 """Ids of requests that are made at once: the kernel's generator takes a call for each, of 0.9 µs."""
+_ENDED = 0.005
+"""Seconds for which the log lines and metrics of requests that have ended wait for those of others."""
 _POLL_INTERVAL = 0.05
 """Seconds between two looks at a worker that starts."""
 
@@ -110,7 +112,8 @@ class Service:
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
         self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
         self.counts = EndpointCounts()
-        self.after_turn = AfterTurn(EVENTS.begin_batch, EVENTS.end_batch)
+        self.after_turn = Later()
+        self.ended = Later(_ENDED, EVENTS.begin_batch, EVENTS.end_batch)
         self._ids: list[str] = []  # of requests to come
         self.backend_health = BackendHealth(backends)
         self._said = ""  # of what the last look failed with
@@ -227,6 +230,7 @@ class Service:
             with suppress(asyncio.CancelledError):
                 await task
         self.after_turn.make()
+        self.ended.make()
         # A stack closes the last one first: background work, then the backends that it uses, and last the stores.
         async with AsyncExitStack() as closing:
             closing.callback(self.metrics.close)

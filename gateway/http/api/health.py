@@ -37,6 +37,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
         """Metrics in Prometheus' format, summed over all workers."""
         # Metrics name models and show traffic, so they need a key where requests do.
         service.keys.check(decode_headers(request.scope["headers"]), "metrics")
+        service.ended.make()
         return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
     return [alive, ready, *([metrics] if service.config.server.metrics else [])]

@@ -197,8 +197,9 @@ class DirectRequest:
         service.running -= 1
         if account.owner is not None and service.shares is not None:
             service.shares.leave(account.owner)
-        # Without other requests nothing is gained by it, and behind the answer it would delay the next one.
-        service.after_turn.add(account.closing(), at_once=not service.running)
+        # Not behind the answer, where it would delay the client's next request. Without others it is done before the
+        # answer leaves: then it leaves code in the caches that the next request needs, too.
+        service.ended.add(account.closing(), at_once=not service.running)
 
     def _fields(self, media_type: str, more: Headers, length: int = -1) -> bytes:
         """The headers that `Responder` gives an answer; `length` -1: it is a stream."""

@@ -342,6 +342,7 @@ async def test_what_cannot_be_logged_keeps_no_answer_back(monkeypatch: pytest.Mo
             answers = await asyncio.gather(
                 *(there.client.post("/v1/chat/completions", json=CHAT) for _ in range(3)),
             )
+            service.ended.make()
     assert [each.status_code for each in answers] == [200, 200, 200]
     assert [str(each["exception"]) for each in failures] == ["no space left"]
     assert [each["outcome"] for each in logs if each["event"] == "request.finished"] == ["ok", "ok"]

@@ -255,6 +255,26 @@ async def streaming(there: Gateway, *steps: Step) -> tuple[asyncio.StreamReader,
     return reader, writer
 
 
+async def test_answers_beside_others_are_logged_soon_and_counted_when_asked(tasks: list[str]) -> None:
+    async def counted() -> float:
+        lines = (await there.client.get("/metrics")).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("gw_requests_total{"))
+
+    async with gateway() as there:
+        with capture_logs() as logs:
+            _, writer = await streaming(there, Hang())
+            before = await counted()
+            assert (await there.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+            assert await counted() == before + 1
+            logs.clear()
+            assert (await there.client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+            while not logs:  # noqa: ASYNC110 - 5 ms at most
+                await asyncio.sleep(0.001)
+            writer.close()
+    assert logs[0]["outcome"] == "ok"
+    assert set(tasks) == {"direct"}
+
+
 async def test_the_first_text_does_not_wait_for_those_that_came_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[str, int]] = []
 
