@@ -18,9 +18,7 @@ DialectT = TypeVar("DialectT")
 class FoldingClient:
     """The part of a client codec that reads plain answers (`adapters.optional.PlainClient`) as it reads all answers."""
 
-    def answers_plainly(self, request: Generate) -> bool:
-        """Whether one text is asked for, without its tokens and its prompt."""
-        return asks_for_one_text(request)
+    answers_plainly = staticmethod(asks_for_one_text)
 
     def read_plain(self: ClientCodec, request: Generate, body: bytes) -> Completion | None:
         """An answer of one choice; None of any other."""

@@ -314,7 +314,12 @@ def needs(request: Generate) -> frozenset[Feature]:
     if _samplers(sampling) != _NO_SAMPLERS:
         needed = [feature for feature, unset in _SAMPLERS.items() if getattr(sampling, feature) != unset]
     for prompt in request.prompts:
-        _add_prompt_needs(prompt, needed)
+        if isinstance(prompt, ChatPrompt):
+            needed += (Feature.CHAT,) if prompt.template == _USUAL else (Feature.CHAT, Feature.TEMPLATE_OPTIONS)
+        elif isinstance(prompt, TokensPrompt):
+            needed.append(Feature.TOKEN_PROMPTS)
+        if images_of(prompt):
+            needed.append(Feature.IMAGES)
     if _asked_for(request) != _NOTHING_ASKED_FOR:
         wanted = (
             # With `tool_choice` "none", the tools are not offered to the model.
@@ -330,15 +335,6 @@ def needs(request: Generate) -> frozenset[Feature]:
         )
         needed += [feature for feature, asked in wanted if asked]
     return frozenset(needed)
-
-
-def _add_prompt_needs(prompt: Prompt, needed: list[Feature]) -> None:
-    if isinstance(prompt, ChatPrompt):
-        needed += (Feature.CHAT,) if prompt.template == _USUAL else (Feature.CHAT, Feature.TEMPLATE_OPTIONS)
-    elif isinstance(prompt, TokensPrompt):
-        needed.append(Feature.TOKEN_PROMPTS)
-    if images_of(prompt):
-        needed.append(Feature.IMAGES)
 
 
 def check(request: Generate, capabilities: Capabilities, model: str) -> None:

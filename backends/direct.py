@@ -82,14 +82,18 @@ class StreamSink(Protocol):
 
 
 class DirectExchange(Protocol):
-    """A connection lent to a request, to which nothing was sent yet. One of the first three calls must follow."""
+    """A connection lent to a request, to which nothing was sent yet. `send` or `put_back` must follow."""
 
-    def send(self, observer: Observer, sink: WholeSink) -> None:
-        """Send a request that is not for a stream, whose answer the sink gets."""
+    def send(self) -> None:
+        """Send the request. `hear` or `hear_stream` must follow in the same turn of the event loop."""
         ...
 
-    def stream(self, observer: Observer, sink: StreamSink) -> None:
-        """Send a request for a stream, which the sink gets."""
+    def hear(self, observer: Observer, sink: WholeSink) -> None:
+        """Give the answer to the sink, if the request was not for a stream."""
+        ...
+
+    def hear_stream(self, observer: Observer, sink: StreamSink) -> None:
+        """Give the stream to the sink."""
         ...
 
     def put_back(self) -> None:

@@ -123,7 +123,7 @@ class Service:
         self.experiments = Experiments(self.metrics, self.backend_health.is_well, keys, self._stop_arms, figures)
         self.timeline = Timeline(figures)
         self.ramps = Ramps(self._live, self.experiments, self.backend_health.is_well)
-        self._is_changeable = config.is_changeable
+        self.is_changeable = config.is_changeable
         log_of_changes = ChangeLog(config.server.state_file)
         self.changes = Changes(self._live, self.experiments, log_of_changes, self.refresh, self.shared)
         self._serve()  # last: it uses all of the above
@@ -147,7 +147,7 @@ class Service:
         known to all. Requests in flight keep their plan and experiment.
         """
         # Without a state file nothing can change, and not even the `stat` is paid for.
-        if self._is_changeable and self._live.refresh():
+        if self.is_changeable and self._live.refresh():
             self._serve()
 
     async def limit(self, key: Key | None, plan: Plan, request: Request) -> Ticket | None:
@@ -273,7 +273,7 @@ class Service:
         await self._live.settle(self.backend_health.states)
         self.refresh()
         self._stop_arms()
-        if self._is_changeable and await self.ramps.move():
+        if self.is_changeable and await self.ramps.move():
             self.refresh()
         # The catalog is made anew only when a state, or what a backend can do, has changed.
         if await self.backend_health.check():

@@ -15,7 +15,7 @@ from adapters.formats.sse import EventReader
 from schemas.errors import GatewayError
 from schemas.ir import Event, Events
 
-Frames: TypeAlias = LineReader | MessageReader
+Frames: TypeAlias = EventReader | LineReader | MessageReader
 
 
 class FrameReader:
@@ -31,7 +31,7 @@ class FrameReader:
     before: Events = ()
 
     def __init__(self, frames: Frames | None = None) -> None:
-        self._frames: EventReader | Frames = EventReader() if frames is None else frames
+        self._frames: Frames = EventReader() if frames is None else frames
 
     def feed(self, data: bytes) -> Events:
         """The events completed by these bytes.

@@ -78,7 +78,17 @@ class EventReader:
         events: list[Event] = []
         for line in self._lines(data):
             if line:
-                self._field(line)
+                name, _, value = line.partition(b":")
+                # "If value starts with a U+0020 SPACE character, remove it from value": one space. A comment (":...")
+                # has the empty name and matches no field; `id` and `retry` have no meaning for these streams.
+                value = value.removeprefix(b" ")
+                if name == b"data":
+                    self._data.append(value)
+                    self._size += len(value) + 1
+                    if self._size > self._limit:
+                        raise _too_large()
+                elif name == b"event":
+                    self._type = value
             # An empty line dispatches the event, but only one with data; without data it resets the type alone.
             elif self._data:
                 events.append(Event(b"\n".join(self._data), self._type or b"message"))
@@ -87,7 +97,7 @@ class EventReader:
                 self._type = b""
         # `_rest` counts, too: a server that never ends its line would fill the memory otherwise.
         if self._size + len(self._rest) > self._limit:
-            raise BackendFailed("The backend sent an event larger than the limit.", fault=Fault.MALFORMED)
+            raise _too_large()
         return events
 
     @property
@@ -122,15 +132,6 @@ class EventReader:
         self._rest = b"" if data.endswith((b"\n", b"\r")) else lines.pop()
         return lines
 
-    def _field(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        # "If value starts with a U+0020 SPACE character, remove it from value": one space. A comment (":...") has the
-        # empty name and matches no field; `id` and `retry` have no meaning for these streams.
-        value = value.removeprefix(b" ")
-        if name == b"data":
-            self._data.append(value)
-            self._size += len(value) + 1
-            if self._size > self._limit:
-                raise BackendFailed("The backend sent an event larger than the limit.", fault=Fault.MALFORMED)
-        elif name == b"event":
-            self._type = value
+
+def _too_large() -> BackendFailed:
+    return BackendFailed("The backend sent an event larger than the limit.", fault=Fault.MALFORMED)

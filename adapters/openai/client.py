@@ -48,9 +48,7 @@ class OpenAIClient:
         """The whole answer to `request`, as the complete stream of its events."""
         return read_answer(self._dialect, request, reply)
 
-    def answers_plainly(self, request: Generate) -> bool:
-        """Whether one text is asked for, without its tokens and its prompt."""
-        return asks_for_one_text(request)
+    answers_plainly = staticmethod(asks_for_one_text)
 
     def read_plain(self, request: Generate, body: bytes) -> Completion | None:
         """A plain answer; None of any other."""

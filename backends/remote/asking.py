@@ -46,13 +46,13 @@ class Spoken(NamedTuple):
     operations: frozenset[str] = frozenset()
 
 
-def addressed(outbound: Outbound, request: Generate | Embed | Relay, prefix: str = "") -> Outbound:
-    """The request with its path below the URL, and with what its place in the line depends on."""
+def queued(outbound: Outbound, request: Generate | Embed | Relay) -> Outbound:
+    """The request with what its place in the line for a connection depends on."""
     tokens = min(len(outbound.body) // _BYTES_PER_TOKEN + 1, _MOST_PROMPT_TOKENS)
     if isinstance(request, Generate):
         choices = len(request.prompts) * (request.best_of or request.n)
         tokens += choices * (request.stopping.max_new_tokens or _USUAL_ANSWER)
-    return replace(outbound, path=prefix + outbound.path, flow=request.flow, tokens=tokens)
+    return replace(outbound, flow=request.flow, tokens=tokens)
 
 
 def encoded(codecs: Sequence[Spoken], request: Generate) -> tuple[ClientCodec, Outbound]:
@@ -72,7 +72,7 @@ def encoded(codecs: Sequence[Spoken], request: Generate) -> tuple[ClientCodec, O
             # The first codec is the most expressive, so its refusal names what is really missing.
             refusal = refusal or error
             continue
-        return codec, addressed(outbound, request, prefix)
+        return codec, replace(outbound, path=prefix + outbound.path) if prefix else outbound
     assert refusal is not None
     raise refusal
 

@@ -21,7 +21,7 @@ from adapters.optional import EmbeddingCodec, RelayCodec
 from backends.base import Capabilities, Feature, Health, Sink
 from backends.observation import Upstream, retried
 from backends.prompts import as_asked
-from backends.remote.asking import Asking, Opened, Spoken, addressed, encoded, without_lacking
+from backends.remote.asking import Asking, Opened, Spoken, encoded, queued, without_lacking
 from backends.remote.connect import Connected, Connecting, connect
 from backends.remote.context.lengths import ContextLengths, Telling
 from backends.remote.context.shortening import Shortening
@@ -189,7 +189,7 @@ class RemoteBackend:
         if codec is None:
             raise UnsupportedFeature(f"The model '{request.model}' does not make embeddings.", feature="embeddings")
         request = self._with_remote_model(request)
-        outbound = addressed(codec.encode_embed(request), request)
+        outbound = queued(codec.encode_embed(request), request)
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
         try:
             reply = await self._retrier.run(partial(self._started.fetch, outbound, request.model, deadline), deadline)
@@ -207,7 +207,7 @@ class RemoteBackend:
         """
         codec = self._relay
         assert codec is not None  # `capabilities.relays` is empty
-        outbound = addressed(codec.encode_relay(self._with_remote_model(request)), request)
+        outbound = queued(codec.encode_relay(self._with_remote_model(request)), request)
         deadline = asyncio.get_running_loop().time() + self._options.timeouts.whole
         # A path or a model that the server does not have: servers do not tell the two apart in one settings.
         absent = UnsupportedOperation(
@@ -339,7 +339,7 @@ class RemoteBackend:
             codec, outbound = self._encode(taken)  # once: all attempts send the same bytes
             if outbound.body == sent:
                 break  # a body that is relayed does not get shorter
-            sent = outbound.body
+            outbound, sent = queued(outbound, taken), outbound.body
             try:
                 open = partial(self._started.open, codec, taken, outbound, deadline)
                 opened = await self._retrier.run(open, deadline)

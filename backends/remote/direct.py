@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -59,7 +59,8 @@ class DirectAsking(msgspec.Struct, frozen=True, eq=False):
         """An exchange for a request as the server is to get it; None: it is to be asked in a task."""
         try:
             codec, outbound = encoded(self.codecs, request)
-            if not (plain := cast(PlainClient, codec)).answers_plainly(request):
+            plain: PlainClient = codec  # type: ignore[assignment]  # as `of` has found out
+            if not plain.answers_plainly(request):
                 return None
             begun = self.transport.begin(outbound)
         except GatewayError:
@@ -80,21 +81,23 @@ class RemoteExchange:
         self._stream: DirectStream | None = None
         self._sink: WholeSink | None = None
 
-    def send(self, observer: Observer, sink: WholeSink) -> None:
+    def send(self) -> None:
         """Send the request."""
-        # First: what follows is done while the server works.
-        self._begun.send(self._asking.timeouts.whole)
+        timeouts = self._asking.timeouts
+        self._begun.send(timeouts.first_token if self._request.stream else timeouts.whole)
+
+    def hear(self, observer: Observer, sink: WholeSink) -> None:
+        """Give the answer to the sink."""
         self._attempt: Attempt = observer.attempt(self._asking.upstream, self._request.model)
         self._sink = sink
         self._begun.listen(self._hear)
 
-    def stream(self, observer: Observer, sink: StreamSink) -> None:
-        """Send the request for a stream."""
-        asking, timeouts = self._asking, self._asking.timeouts
-        self._begun.send(timeouts.first_token)  # as above
+    def hear_stream(self, observer: Observer, sink: StreamSink) -> None:
+        """Give the stream to the sink."""
+        asking = self._asking
         attempt = observer.attempt(asking.upstream, self._request.model)
         self._stream = stream = DirectStream(
-            self._begun, self._codec, self._request, sink, attempt, timeouts.idle, asking.counts, asking.cohorts
+            self._begun, self._codec, self._request, sink, attempt, asking.timeouts.idle, asking.counts, asking.cohorts
         )
         self._begun.listen(stream.hear)
 

@@ -104,7 +104,8 @@ class DirectStream(AnswerDecoder):
     def hear(self) -> None:
         """Look at what has come of the answer with others whose answers begin in the same turn."""
         connection = self._connection
-        if not self._has_joined and (connection.head_complete or connection.settled):
+        # A head alone needs no look yet.
+        if not self._has_joined and ((connection.head_complete and connection.pieces) or connection.settled):
             self._has_joined = True
             self._cohorts.join(self._answer())
 

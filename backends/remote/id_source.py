@@ -44,9 +44,7 @@ def marked(events: Events, ids: TokenIds) -> Events:
     """Write where the answer's token ids come from into the `Started` of its first events."""
     if ids == "model":
         return events
-    if type(first := events[0]) is Started:
-        return (msgspec.structs.replace(first, token_ids=ids), *events[1:])
-    # `Relayed` may precede `Started`.
-    place = [type(event) for event in events].index(Started)
-    started = msgspec.structs.replace(events[place], token_ids=ids)
-    return (*events[:place], started, *events[place + 1 :])
+    place = 0
+    while type(started := events[place]) is not Started:  # `Relayed` may precede it
+        place += 1
+    return (*events[:place], msgspec.structs.replace(started, token_ids=ids), *events[place + 1 :])

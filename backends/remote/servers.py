@@ -241,13 +241,16 @@ class _ServerExchange:
         # Before it is sent: other requests may choose their servers first.
         self._load = _Load(server)
 
-    def send(self, observer: Observer, sink: WholeSink) -> None:
-        self._load.observer = observer
-        self._exchange.send(self._load, sink)
+    def send(self) -> None:
+        self._exchange.send()
 
-    def stream(self, observer: Observer, sink: StreamSink) -> None:
+    def hear(self, observer: Observer, sink: WholeSink) -> None:
         self._load.observer = observer
-        self._exchange.stream(self._load, sink)
+        self._exchange.hear(self._load, sink)
+
+    def hear_stream(self, observer: Observer, sink: StreamSink) -> None:
+        self._load.observer = observer
+        self._exchange.hear_stream(self._load, sink)
 
     def put_back(self) -> None:
         self._load.leave()

@@ -52,12 +52,14 @@ class BegunExchange:
         """Send the request. Its answer is to be there, or a stream's first event, after `timeout` s."""
         connection = self._connection
         assert connection is not None
-        self.deadline = connection.time() + timeout
         connection.send(self._data)
+        self.deadline = connection.time() + timeout
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` as `Connection.listen` says."""
-        self.connection.listen(listener, self.deadline)
+        connection = self._connection
+        assert connection is not None
+        connection.listen(listener, self.deadline)
 
     def has_type(self, types: Collection[bytes]) -> bool:
         """Whether the answer has status 200, one of these media types, and is not encoded."""

@@ -121,16 +121,17 @@ class Connection(ReceivedResponse):
 
     def send(self, data: bytes) -> None:
         """Begin an exchange with the bytes of a whole request."""
+        outbox = self._outbox
+        if outbox is not None:  # first: what follows is done while the server works
+            outbox.write(data)
+            outbox.flush_early()
         self._reset()
         self._uses += 1
         self._sent_at = self.time()
         if self.opening:
             self._first = data
-        elif self._outbox is None:  # closed between `acquire` and here
+        elif outbox is None:  # closed between `acquire` and here
             self._failure = _reset_by_peer()
-        else:
-            self._outbox.write(data)
-            self._outbox.flush_early()
 
     def listen(self, listener: Callable[[], None], deadline: float | None) -> None:
         """Call `listener` whenever more of the response has come, when it ends or fails, and at the deadline."""
@@ -161,7 +162,7 @@ class Connection(ReceivedResponse):
             schemas.errors.BackendError: they will not arrive, or not by `deadline` (of the event loop's clock).
         """
         # A loop, because every packet wakes the waiter, whether or not it completes the head.
-        while not self._head_complete:
+        while not self.head_complete:
             if self._failure is not None:
                 raise self._failure
             await self._wait(deadline)
@@ -173,7 +174,7 @@ class Connection(ReceivedResponse):
             schemas.errors.BackendError: the rest will not arrive, or no byte of it by `deadline`.
         """
         # Order: bytes that arrived are returned before the failure or the end that followed them.
-        while not self._chunks:
+        while not self.pieces:
             if self._failure is not None:
                 raise self._failure
             if self._complete:
@@ -186,10 +187,10 @@ class Connection(ReceivedResponse):
 
     def drop(self, pieces: int | None = None) -> None:
         """Take that as read, or so many pieces of it."""
-        if pieces is not None and pieces < len(self._chunks):
-            self._buffered -= sum(len(self._chunks.popleft()) for _ in range(pieces))
+        if pieces is not None and pieces < len(self.pieces):
+            self._buffered -= sum(len(self.pieces.popleft()) for _ in range(pieces))
             return
-        self._chunks.clear()
+        self.pieces.clear()
         self._buffered = 0
         if self._paused:
             self._resume()
@@ -210,7 +211,7 @@ class Connection(ReceivedResponse):
         # rest. The next request would wait behind it (9.5).
         self.take = self.relay = self.listener = None
         if self._complete and self._reusable and not self._unsent():
-            self._chunks.clear()
+            self.pieces.clear()
             self._on_idle(self)
         else:
             self.abort()
@@ -225,7 +226,7 @@ class Connection(ReceivedResponse):
         if self._complete or not self.open:
             self.release()
             return
-        self._chunks.clear()
+        self.pieces.clear()
         self.take = self.relay = self.listener = None
         # Until the timer fires, the connection stays lent and keeps its slot in the pool.
         self._linger_timer = self._loop.call_later(self._limits.linger, self.abort)
@@ -262,10 +263,10 @@ class Connection(ReceivedResponse):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._fail("no HTTP/1.1")
         # A header line without an end calls no callback, so `on_header` alone would not bound the head.
-        if not self._head_complete and self._received > self._limits.head:
+        if not self.head_complete and self._received > self._limits.head:
             self._fail("too many headers")
         if self._linger_timer is not None:  # the exchange has ended; only the end of its response is awaited
-            self._chunks.clear()
+            self.pieces.clear()
             if self._complete:
                 self._linger_timer.cancel()
                 self._linger_timer = None
@@ -288,12 +289,12 @@ class Connection(ReceivedResponse):
             self._linger_timer.cancel()
             self._linger_timer = None
         # `exc` is None after a FIN. After a reset even a body without framing is not known to be whole.
-        if self._head_complete and not self._complete and not self._has_framing() and exc is None:
+        if self.head_complete and not self._complete and not self._has_framing() and exc is None:
             # Close-delimited body (6.3, item 8): the end of the connection is the end of the body.
             self._complete = True
         elif not self._complete and self._failure is None:
             truncated = Incomplete("The backend's answer stopped before it was finished.", fault=Fault.TRUNCATED)
-            self._failure = truncated if self._head_complete else _reset_by_peer()
+            self._failure = truncated if self.head_complete else _reset_by_peer()
             self._failure.__cause__ = exc  # TLS 1.3: a server refuses a client's certificate only after the handshake
         self._close()
 
@@ -319,7 +320,7 @@ class Connection(ReceivedResponse):
 
     def _taken(self, take: Callable[[bytes], float | None]) -> bool:
         """Offer what has come of the body, if all that came before was read and more will come."""
-        if self._waiter is None or self._waiter.done() or not self._chunks or self._paused:
+        if self._waiter is None or self._waiter.done() or not self.pieces or self._paused:
             return False
         if self._complete or self._failure is not None:
             return False
@@ -330,7 +331,7 @@ class Connection(ReceivedResponse):
             return True
         if deadline is None:
             return False
-        self._chunks.clear()
+        self.pieces.clear()
         self._buffered, self.deadline.at = 0, deadline
         return True
 

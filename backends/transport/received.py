@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
 
 import httptools
 
@@ -19,15 +18,16 @@ class ReceivedResponse:
 
     Attributes:
         status, headers: those of the response; 0 and none before they have come.
+        head_complete: whether they have.
+        pieces: all of the body that has arrived and was not read: as the server has sent it, if it has chunked the
+            body, or as it came.
     """
 
     __slots__ = (
         "_at_chunk",
         "_buffered",
-        "_chunks",
         "_complete",
         "_failure",
-        "_head_complete",
         "_head_size",
         "_interim",
         "_limits",
@@ -35,7 +35,9 @@ class ReceivedResponse:
         "_received",
         "_reusable",
         "_unsolicited",
+        "head_complete",
         "headers",
+        "pieces",
         "status",
     )
 
@@ -50,28 +52,18 @@ class ReceivedResponse:
         """Forget the last response."""
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self._chunks: deque[bytes] = deque()
+        self.pieces: deque[bytes] = deque()
         self._buffered = 0
         self._received = self._head_size = 0  # bytes from the socket; bytes of headers
         # `_complete`: the body has ended. `_unsolicited`: bytes came that answer no request.
-        self._head_complete = self._complete = self._interim = self._unsolicited = self._reusable = False
+        self.head_complete = self._complete = self._interim = self._unsolicited = self._reusable = False
         self._at_chunk = False  # whether the next byte begins one
         self._failure: GatewayError | None = None
 
-    @property
-    def head_complete(self) -> bool:
-        """Whether `status` and `headers` have arrived."""
-        return self._head_complete
-
     def peek(self) -> bytes:
-        """All of the body that has arrived and was not read."""
+        """The pieces as one."""
         # Fast path: a stream mostly has one chunk per wake-up, which is handed on without a copy.
-        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-
-    @property
-    def pieces(self) -> Collection[bytes]:
-        """The same in pieces: as the server has sent them, if it has chunked the body, or as they came."""
-        return self._chunks
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
     def abort(self) -> None:
         """Read nothing more."""
@@ -106,12 +98,12 @@ class ReceivedResponse:
             # The final response must not inherit headers of the interim one.
             self.headers = []
         else:
-            self._head_complete = True
+            self.head_complete = True
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body, without the framing of chunks."""
         if not self._unsolicited:
-            self._chunks.append(body)
+            self.pieces.append(body)
             self._buffered += len(body)
 
     def on_chunk_header(self) -> None:

@@ -71,14 +71,27 @@ class LocalLimiter:
         Raises:
             schemas.errors.RateLimited: one of its limits is reached; then it is counted nowhere.
         """
-        if not rules.concurrent:
-            return self._enter_windows(rules, tokens, ())
-        running = self._enter_running(rules)
+        running = self._enter_running(rules) if rules.concurrent else ()
+        if not rules.windows:
+            return Ticket(NO_WINDOWS, (), tokens, running)
+        now, table = self._now(), self._table
+        if (known := self._known.get(id(rules))) is None:
+            known = self._known[id(rules)] = rules, self._make_windows(rules, now)
+        windows = known[1]
+        table.lock()
         try:
-            return self._enter_windows(rules, tokens, running)
+            if self._corrections:
+                self._correct(now)
+            left = usual_rows.take(table.memory, windows.rows, tokens) if windows.rows else None
+            if left is None:
+                left = self._take(rules, tokens, now)
         except RateLimited:
-            self._leave_running(running)
+            if running:
+                self._leave_running(running)
             raise
+        finally:
+            table.unlock()
+        return Ticket(windows, left, tokens, running)
 
     def leave(self, ticket: Ticket, tokens: int | None, cost: float) -> None:
         """Count a request's end."""
@@ -121,11 +134,6 @@ class LocalLimiter:
             self._second, self._spans = float(int(now)), spans(now)
             self._known.clear()
         return self._spans
-
-    def _windows_of(self, rules: Rules, now: Mapping[str, Span]) -> Windows:
-        if (known := self._known.get(id(rules))) is None:
-            known = self._known[id(rules)] = rules, self._make_windows(rules, now)
-        return known[1]
 
     def _make_windows(self, rules: Rules, now: Mapping[str, Span]) -> Windows:
         rows = []
@@ -171,22 +179,6 @@ class LocalLimiter:
             table.add(row := table.row(name, RUNNING), self._column, RUNNING, -1.0)
             if not table.total(row, RUNNING):
                 table.free(row)
-
-    def _enter_windows(self, rules: Rules, tokens: int, running: Sequence[Name]) -> Ticket:
-        if not rules.windows:
-            return Ticket(NO_WINDOWS, (), tokens, running)
-        now, table = self._now(), self._table
-        windows = self._windows_of(rules, now)
-        table.lock()
-        try:
-            if self._corrections:
-                self._correct(now)
-            left = usual_rows.take(table.memory, windows.rows, tokens) if windows.rows else None
-            if left is None:
-                left = self._take(rules, tokens, now)
-        finally:
-            table.unlock()
-        return Ticket(windows, left, tokens, running)
 
     def _take(self, rules: Rules, tokens: int, now: Mapping[str, Span]) -> tuple[float, ...]:
         """Count a request for one rule after the other; returns what is left of each."""

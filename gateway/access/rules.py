@@ -138,21 +138,16 @@ def estimated_tokens(request: Request) -> int:
         return 0
     for prompt in prompts:
         if isinstance(prompt, ChatPrompt):
-            answer += -(-_length(prompt) // _BYTES_PER_TOKEN)
+            length = 0
+            for message in prompt.messages:
+                content = message.content
+                if isinstance(content, str):
+                    length += len(content)
+                elif content is not None:
+                    length += sum([len(part.text) for part in content if isinstance(part, TextPart)])
+            answer += -(-length // _BYTES_PER_TOKEN)
         elif isinstance(prompt, TextPrompt):
             answer += -(-len(prompt.text) // _BYTES_PER_TOKEN)
         else:
             answer += len(prompt.ids)
     return answer
-
-
-def _length(prompt: ChatPrompt) -> int:
-    """Characters of a chat's texts."""
-    length = 0
-    for message in prompt.messages:
-        content = message.content
-        if isinstance(content, str):
-            length += len(content)
-        elif content is not None:
-            length += sum([len(part.text) for part in content if isinstance(part, TextPart)])
-    return length

@@ -107,6 +107,13 @@ class BackendHealth:
                     return tuple(sorted(targets, key=self._rank))  # stable: the plan's order stays among equals
         return targets
 
+    def is_first(self, targets: tuple[Target, ...]) -> bool:
+        """Whether the first target can answer now, and none of the others is preferred to it."""
+        for target in targets:  # as in `preferred`
+            if self.states[target.entity.backend] != _WELL:
+                return self.is_ready(targets[0].entity.backend) and self.preferred(targets)[0] is targets[0]
+        return True
+
     def of(self, endpoints: Iterable[Endpoint]) -> Health:
         """Ready if every endpoint has a backend that is; else the state of the first backend that is missing."""
         for endpoint in endpoints:

@@ -153,7 +153,12 @@ class _Route:
         self._starting = starting
 
     def plan(self, request: Request, headers: Mapping[str, str]) -> Plan:
-        candidates = self._candidates if self._are_alike() else self._able(request)
+        # A native backend's capabilities are replaced once its model is loaded; else these are the same objects.
+        for backend, known in self._known:
+            if backend.capabilities is not known:
+                self._know()
+                break
+        candidates = self._candidates if self._are_alike else self._able(request)
         order = self._policy.order(request, headers, candidates)
         targets = order.targets
         only_one_arm = len(candidates) < len(self._live)
@@ -166,19 +171,10 @@ class _Route:
     def _an_arm_loads(self) -> bool:
         return any(target.weight and target.entity.backend in self._starting for target in self._candidates)
 
-    def _are_alike(self) -> bool:
-        """Whether all arms take the same kinds of requests."""
-        # A native backend's capabilities are replaced once its model is loaded; else these are the same objects.
-        for backend, known in self._known:
-            if backend.capabilities is not known:
-                self._know()
-                break
-        return self._alike
-
     def _know(self) -> None:
-        """Look at what the arms can do now."""
+        """Look at what the arms can do now, and whether all take the same kinds of requests."""
         self._known = [(backend, backend.capabilities) for backend in self._live_backends]
-        self._alike = len({_kinds(known) for _, known in self._known if known.known}) <= 1
+        self._are_alike = len({_kinds(known) for _, known in self._known if known.known}) <= 1
 
     def _able(self, request: Request) -> tuple[Target, ...]:
         """The targets that take a request of this kind; all if none does: the assigned one then says why not."""

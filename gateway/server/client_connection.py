@@ -120,7 +120,7 @@ class ClientConnection(HttpToolsProtocol):
             self._head()
         self._input, self._left, self._chunked = b"", None, None
         super().connection_lost(exc)
-        if self._direct.begun is not None and not self._direct.lose_client():
+        if self._direct.body is not None and not self._direct.lose_client():
             self._direct.go_on()
             # When its task waits for the answer, as if it had done so all the time.
             self.loop.call_soon(self.cycle.lose_client)
@@ -146,7 +146,7 @@ class ClientConnection(HttpToolsProtocol):
             self._parse()
         if self._direct.shut_down():
             return
-        if self._direct.begun is not None:
+        if self._direct.body is not None:
             self._direct.go_on()
         super().shutdown()
 
@@ -162,7 +162,7 @@ class ClientConnection(HttpToolsProtocol):
 
     def begin(self, head: Head, begun: tuple[RequestAccount, Wrap] | None = None) -> None:
         """Begin a request in a task, or go on with one."""
-        self.transport.begin_answer()
+        self.transport.taken_at = None
         self.expect_100_continue = head.expects_continue
         scope = scope_of(self, head)
         is_last = self.requests >= self._limits.max_requests_per_connection
@@ -256,7 +256,7 @@ class ClientConnection(HttpToolsProtocol):
         """End the connection with the present answer, and read on until then, to learn whether the client leaves."""
         self._on_refused("pipelining")
         if not self._direct.close_after():
-            if self._direct.begun is not None:
+            if self._direct.body is not None:
                 self._direct.go_on()
             self.cycle.keep_alive = False
         self._gives_up = True
@@ -264,7 +264,7 @@ class ClientConnection(HttpToolsProtocol):
         self._parse()
 
     def _is_answering(self) -> bool:
-        return self._direct.begun is not None or (self.cycle is not None and not self.cycle.response_complete)
+        return self._direct.body is not None or (self.cycle is not None and not self.cycle.response_complete)
 
     def _has_unread(self) -> bool:
         return self._left is not None or bool(self._input) or self._gives_up

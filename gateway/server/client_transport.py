@@ -40,7 +40,9 @@ class ClientTransport:
     Attributes:
         outbox: the socket's.
         write: the outbox's.
-        lingering_since: when it began to linger, on the loop's clock; None before.
+        taken_at: when the number of bytes that the client has taken last grew, on the loop's clock. None: nobody has
+            looked since the present answer began, as it is to be set then: between answers there is nothing to take.
+        lingering_since: when it began to linger, likewise; None before.
     """
 
     def __init__(
@@ -57,9 +59,8 @@ class ClientTransport:
         self.outbox = Outbox(transport, outboxes_of(loop))
         self.write = self.outbox.write
         self._dropped = 0
-        # Progress of the client: bytes that it has taken, and when that last grew.
-        self._taken = 0
-        self._taken_at: float | None = None  # None: not looked at since the present answer began
+        self._taken = 0  # bytes, by the client
+        self.taken_at: float | None = None
         self.lingering_since: float | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -96,20 +97,16 @@ class ClientTransport:
         if self._dropped > _MOST_DROPPED:
             self._transport.abort()
 
-    def begin_answer(self) -> None:
-        """Measure the client's progress anew: between answers it has nothing to take."""
-        self._taken_at = None
-
     def has_stalled(self, now: float, limit: float) -> bool:
         """Whether the client has taken nothing of what is written for `limit` seconds, or a quarter more."""
         # The kernel is asked four times within the limit, and not in each sweep.
-        if self._taken_at is not None and now - self._taken_at < limit / 4:
+        if self.taken_at is not None and now - self.taken_at < limit / 4:
             return False
         waiting = self.outbox.unsent + _unsent(self._transport.get_extra_info("socket"))
         taken = self.outbox.written - waiting
-        if waiting == 0 or taken > self._taken or self._taken_at is None:
-            self._taken, self._taken_at = taken, now
-        return now - self._taken_at > limit
+        if waiting == 0 or taken > self._taken or self.taken_at is None:
+            self._taken, self.taken_at = taken, now
+        return now - self.taken_at > limit
 
     def has_hung_up(self) -> bool:
         """Whether the client has left, or has ended its sending side, with bytes still unread."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from backends.cohorts import Steps, cohorts_of
+from backends.cohorts import cohorts_of
 from backends.transport.outbox import Outbox
 from gateway.http.accounting import RequestAccount
 from gateway.http.direct.lane import Lane
@@ -53,12 +53,12 @@ class _DefaultHeaders:
         self._count = 0
         self._lines = b""
 
-    def lines(self, fields: list[tuple[bytes, bytes]]) -> bytes:
-        """The lines of these fields."""
+    def behind(self, status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
+        """The status line, and the lines of these fields."""
         if fields is not self._fields or len(fields) != self._count:
             self._fields, self._count = fields, len(fields)
             self._lines = b"".join([b"%b: %b\r\n" % field for field in fields])
-        return self._lines
+        return STATUS_LINE[status] + self._lines
 
 
 _default_headers = _DefaultHeaders()
@@ -72,17 +72,19 @@ class DirectWay:
         entrance: knows the lanes of heads; None: there are none.
 
     Attributes:
-        begun: head and body of the request that is being answered; None: there is none.
+        body: of the request that is being answered; None: there is none.
+        request: that one, once it is ready to be sent.
     """
 
-    __slots__ = ("_cohorts", "_connection", "_entrance", "_guard", "_is_last", "_request", "begun")
+    __slots__ = ("_cohorts", "_connection", "_entrance", "_guard", "_head", "_is_last", "body", "request")
 
     def __init__(self, connection: Answering, entrance: Entrance | None) -> None:
         self._connection = connection
         self._entrance = entrance
         self._cohorts = cohorts_of(connection.loop)
-        self.begun: tuple[Head, bytes] | None = None
-        self._request: DirectRequest | None = None  # once it is ready to be sent
+        self._head: Head
+        self.body: bytes | None = None
+        self.request: DirectRequest | None = None
         self._is_last = False  # whether the connection ends with it
         self._guard: asyncio.Future[None] | None = None
 
@@ -96,34 +98,24 @@ class DirectWay:
         lane = self._lane(head)
         if lane is None or connection.flow.write_paused:
             return False
-        connection.transport.begin_answer()
-        self.begun = begun = head, body
-        self._cohorts.join(self._send(lane, begun, monotonic()))
+        connection.transport.taken_at = None
+        self._head, self.body = head, body
+        self._cohorts.join(lane.begin(self, body, monotonic()))
         return True
-
-    def _send(self, lane: Lane, begun: tuple[Head, bytes], began: float) -> Steps:
-        """Read a request and send it, in steps; have a task answer it if it needs one."""
-        if self.begun is not begun:  # a task has it
-            return
-        request = yield from lane.begin(begun[1], began)
-        if request is None:
-            self.go_on()
-            return
-        self._request = request
-        yield
-        request.send(self)
 
     def answer(self, status: int, fields: bytes, body: bytes) -> None:
         """Write the answer."""
-        self.begun = self._request = None
+        self.body = self.request = None
         connection = self._connection
-        connection.transport.write(b"%b%b\r\n%b" % (self._common(status), fields, body))
+        common = _default_headers.behind(status, connection.server_state.default_headers)
+        connection.transport.write(b"%b%b\r\n%b" % (common, fields, body))
         connection.on_response_complete()
 
     def open(self, fields: bytes, data: bytes) -> Outbox:
         """Write the head of a stream and its first data."""
         outbox: Outbox = self._connection.transport.outbox
-        outbox.write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (self._common(200), fields, data))
+        common = _default_headers.behind(200, self._connection.server_state.default_headers)
+        outbox.write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (common, fields, data))
         return outbox
 
     def end(self, *, cut: bool = False) -> None:
@@ -175,27 +167,23 @@ class DirectWay:
 
     def go_on(self) -> None:
         """Have a task answer the request."""
-        assert self.begun is not None
-        (head, body), self.begun = self.begun, None
-        request, self._request = self._request, None
-        self._connection.begin(head, None if request is None else request.hand_over())
+        assert self.body is not None
+        body, request = self.body, self.request
+        self.body = self.request = None
+        self._connection.begin(self._head, None if request is None else request.hand_over())
         self._connection.pass_on(body, is_last=True)
 
     @property
     def _stream(self) -> StreamedRequest | None:
         """The request whose stream has begun."""
-        request = self._request
+        request = self.request
         return request if isinstance(request, StreamedRequest) and request.streams else None
 
     def _forget(self) -> None:
         """Note the end of a stream."""
-        self.begun = self._request = None
+        self.body = self.request = None
         if self._guard is not None and not self._guard.done():
             self._guard.set_result(None)
-
-    def _common(self, status: int) -> bytes:
-        """The begin of each answer."""
-        return STATUS_LINE[status] + _default_headers.lines(self._connection.server_state.default_headers)
 
     def _lane(self, head: Head) -> Lane | None:
         connection, lanes = self._connection, head.lanes

@@ -107,7 +107,7 @@ class PlainChats:
         return replace(
             template,
             id=call.id,
-            model=read_model(dialect, model, call),
+            model=model if model in call.catalog.cards else read_model(dialect, model, call),
             prompts=(ChatPrompt(tuple([Message(each.role, each.content) for each in given.messages])),),
             stream=stream,
             origin=Origin(dialect.protocol, dialect.name, operation, body),

@@ -89,7 +89,8 @@ class StreamWriter:
                     out.append(event.data)
                     continue
                 # Line breaks between JSON tokens would end the field; within strings JSON escapes them.
-                out.append(b"data: %b\n\n" % guard(event.data.replace(b"\n", b"")))
+                data = event.data.replace(b"\n", b"")
+                out.append(b"data: %b\n\n" % (data if data.isascii() else guard(data)))
             elif self._relaying:
                 # A remote's `[DONE]` is not relayed: it is written only when the decoder found the stream complete.
                 if isinstance(event, Usage):

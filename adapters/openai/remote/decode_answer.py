@@ -62,15 +62,15 @@ class StreamReader(FrameReader):
     """Reader of one stream. Whatever follows the end of the stream is ignored."""
 
     def __init__(self, dialect: Dialect, request: Generate) -> None:
-        super().__init__()
+        self._events = EventReader()
+        super().__init__(self._events)
         self._dialect = dialect
         self._request = request
         self._relays = relays_answer(dialect, request)
-        self._choices: dict[int, ChoiceReader] = {}
+        self._expected = expected_choices(request)
+        self._choices = {0: ChoiceReader(dialect, request, 0)}  # others when they come
         self._usage: RemoteUsage | None = None
         self._started = self._ended = False
-        self._events = EventReader()
-        self._frames = self._events
         self._runs: TextRuns | None = None
         self._example: Example | None = None
         # Log-probabilities are aligned chunk by chunk.
@@ -82,7 +82,11 @@ class StreamReader(FrameReader):
         Raises:
             schemas.errors.GatewayError: the remote reported an error or violated the protocol.
         """
-        return self.run(data) or super().feed(data)
+        # Before there is anything to learn from, as in the first read, no run is known.
+        has_example = self._example is not None or self._runs is not None
+        if has_example and (events := self.run(data)):
+            return events
+        return super().feed(data)
 
     def run(self, data: bytes) -> Events:
         """The events of a run of texts; () of anything else, which `feed` has to decode."""
@@ -116,7 +120,7 @@ class StreamReader(FrameReader):
             return ()
         # The number of finish reasons decides, not `[DONE]`: some servers never send it, and it may follow an answer
         # that broke off.
-        if sum(choice.finished for choice in self._choices.values()) < expected_choices(self._request):
+        if sum(choice.finished for choice in self._choices.values()) < self._expected:
             raise Incomplete("The backend's stream ended before it was finished.")
         self._ended = True
         return (read_usage(self._usage, sum(choice.generated for choice in self._choices.values())),)
@@ -182,7 +186,7 @@ class StreamReader(FrameReader):
             reader = self._choices.get(choice.index)
             if reader is None:
                 # Bounds the number of readers, too: the index is the remote's.
-                if not 0 <= choice.index < expected_choices(self._request):
+                if not 0 <= choice.index < self._expected:
                     raise malformed("a choice that was not asked for")
                 reader = self._choices[choice.index] = ChoiceReader(self._dialect, self._request, choice.index)
             out.extend(reader.feed(choice, choice.delta or choice.message or _EMPTY_MESSAGE))

@@ -7,8 +7,9 @@ head's lane. Nothing is refused, counted or sent before all is known: whatever i
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from time import monotonic
+from typing import Protocol
 
 from litestar.types import HTTPScope
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from adapters.base import Call
 from adapters.optional import PlainCodec
 from backends.base import check
+from backends.cohorts import Steps
 from backends.direct import DirectExchange
 from gateway.access.headers import decode_headers
 from gateway.access.keys import given_key
@@ -23,7 +25,7 @@ from gateway.access.keys_file import Key, digest_of
 from gateway.access.rules import estimated_tokens
 from gateway.config import TEXTLESS
 from gateway.http.accounting import RequestAccount
-from gateway.http.direct.request import DirectRequest
+from gateway.http.direct.request import DirectClient, DirectRequest
 from gateway.http.direct.stream import StreamedRequest
 from gateway.http.reading.request_reader import MODEL_HEADER
 from gateway.http.request import CONSOLE_HEADER
@@ -36,6 +38,21 @@ from schemas.ir import Generate
 
 _UNUSUAL = (CONSOLE_HEADER, MODEL_HEADER, TIMEOUT_HEADER, "content-encoding", "traceparent")
 """Headers that a task looks at."""
+
+
+class LaneClient(DirectClient, Protocol):
+    """Who sends requests with a head.
+
+    Attributes:
+        request: the one that is ready to be sent, or was sent.
+    """
+
+    request: DirectRequest | None
+
+    @property
+    def body(self) -> bytes | None:
+        """The body of the request that is being answered without a task; None: there is none."""
+        ...
 
 
 class Lane:
@@ -87,50 +104,56 @@ class Lane:
             return None
         return cls(service, operation, operation.codec, found[1], headers)
 
-    def begin(self, body: bytes, began: float) -> Generator[None, None, DirectRequest | None]:
-        """Read a request up to where it is ready to be sent, in steps.
+    def begin(self, client: LaneClient, body: bytes, began: float) -> Steps:
+        """Read a request and send it, in steps, or have a task answer it, which finds that nothing has happened.
 
         Args:
+            client: who has sent it.
             body: the request's.
             began: when it came, on the monotonic clock.
-
-        Returns:
-            None: it is for a task, and nothing has happened.
         """
+        if client.body is not body:  # a task has it
+            return
         service, operation, key = self._service, self._operation, None
-        if service.draining or service.running >= service.limits.max_concurrent_requests:
-            return None
-        if len(body) > service.limits.max_body or not service.router.asks_directly:
-            return None
+        is_refused = service.draining or service.running >= service.limits.max_concurrent_requests
+        if is_refused or len(body) > service.limits.max_body or not service.router.asks_directly:
+            client.go_on()
+            return
         if self._digest is not None and (key := service.keys.usual(self._digest)) is None:
-            return None
-        service.refresh()
+            client.go_on()
+            return
+        if service.is_changeable:
+            service.refresh()
         account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id(), began, key=key)
+        request = exchange = None
         try:
             yield
             request = self._read(account.request_id, key, body)
-            if request is None:
-                return None
-            yield
-            account.request, account.plan = request, service.router.plan(request, self._headers)
-            account.target = account.plan.targets[0]
-            yield
-            exchange = self._exchange(request, account.plan, account.target)
-        except Exception:  # whatever it is, the task refuses it
-            return None
-        if exchange is None:
-            return None
+            if request is not None:
+                yield
+                account.request, account.plan = request, service.router.plan(request, self._headers)
+                account.target = account.plan.targets[0]
+                yield
+                exchange = self._exchange(request, account.plan, account.target)
+        except Exception:  # noqa: S110 - whatever it is, the task refuses it
+            pass
+        if request is None or account.target is None or exchange is None:
+            client.go_on()
+            return
         yield
         # Once more: others of its cohort may have begun since the first step.
         is_full = service.running >= service.limits.max_concurrent_requests
         if is_full or not self._enter(account, request, account.target.endpoint):
             exchange.put_back()
-            return None
+            client.go_on()
+            return
         service.running += 1
         service.begun += 1
         account.decoded = monotonic() - account.began
         made = StreamedRequest if request.stream else DirectRequest
-        return made(account, operation.codec, exchange, self._headers)
+        client.request = ready = made(account, operation.codec, exchange, self._headers)
+        yield
+        ready.send(client)
 
     def _read(self, id: str, key: Key | None, body: bytes) -> Generate | None:
         catalog = self._service.catalog
@@ -146,10 +169,7 @@ class Lane:
         """An exchange with the assigned server, if nothing looks at the answer on its way."""
         if plan.paired or target.filters is not None or target.cache is not None:
             return None
-        health = self._service.backend_health
-        if target.direct is None or target.task in TEXTLESS or not health.is_ready(target.entity.backend):
-            return None
-        if len(plan.targets) > 1 and health.preferred(plan.targets)[0] is not target:
+        if target.direct is None or target.task in TEXTLESS or not self._service.backend_health.is_first(plan.targets):
             return None
         check(request, target.backend.capabilities, request.model)
         return target.direct.exchange(target.addressed(request))

@@ -87,7 +87,8 @@ class DirectRequest:
         """Send the request, and its answer to the client once it is there."""
         self._client = client
         account, service = self._account, self._account.service
-        self._ask()  # first: what follows is done while the server works
+        self._exchange.send()  # first: what follows is done while the server works
+        self._hear()
         if account.plan is not None and account.plan.has_experiment:
             assert account.request is not None
             # In the turn in which the plan was made: nothing that is deployed has changed.
@@ -173,8 +174,8 @@ class DirectRequest:
             self._is_ready = False
         yield
 
-    def _ask(self) -> None:
-        self._exchange.send(RequestObserver(self._account), self)
+    def _hear(self) -> None:
+        self._exchange.hear(RequestObserver(self._account), self)
 
     def _refusal(self, error: Exception) -> Reply:
         """The answer to an error while nothing was sent."""

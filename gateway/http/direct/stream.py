@@ -33,9 +33,9 @@ class StreamedRequest(DirectRequest):
         headers = self._encoder.headers
         self._head = headers, self._fields(self._encoder.media_type, headers)
 
-    def _ask(self) -> None:
+    def _hear(self) -> None:
         self.full = self.streams = False
-        self._exchange.stream(RequestObserver(self._account), self)
+        self._exchange.hear_stream(RequestObserver(self._account), self)
 
     # --- for the client's connection --------------------------------------------------------------------------------
 
@@ -74,23 +74,28 @@ class StreamedRequest(DirectRequest):
         account = self._account
         assert isinstance(account.request, Generate)
         try:
-            self._get_ready()
+            if not self._is_ready:
+                self._get_ready()
             encoder = self._encoder
             data = encoder.feed(events)
         except Exception:  # whatever it is, the task finds it, too
             return False
-        if encoder.status_waits and not data and not isinstance(events[-1], Usage):
+        is_whole = isinstance(events[-1], Usage)
+        if encoder.status_waits and not data and not is_whole:
             return False
         account.first_event = monotonic() - account.began
         account.stage = "stream"
-        self._note(events)
         account.status = 200
+        if is_whole:
+            self._note(events)
         headers, head = self._head
         if encoder.headers is not headers:  # they may depend on the events
             head = self._fields(encoder.media_type, encoder.headers)
         self.outbox = self._client.open(head, _chunk(data))
         self.streams = True
         self.outbox.flush_early()
+        if not is_whole:  # no end that has to be counted first
+            account.note_batch(events)
         return True
 
     def take(self, events: Events) -> None:

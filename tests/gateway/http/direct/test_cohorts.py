@@ -27,7 +27,7 @@ HEAD = (
 REQUEST, STREAMED = (
     HEAD % (len(body), body.encode()) for body in (json.dumps(CHAT), json.dumps(CHAT | {"stream": True}))
 )
-WHATS = pytest.mark.parametrize("what", ["_send", "_answer"])
+WHATS = pytest.mark.parametrize("what", ["begin", "_answer"])
 REQUESTS = pytest.mark.parametrize("request_", [REQUEST, STREAMED], ids=["whole", "streamed"])
 
 pytestmark = pytest.mark.usefixtures("in_cohorts")
@@ -43,7 +43,7 @@ async def _nothing_fails() -> AsyncIterator[None]:
 
 @pytest.fixture
 def happens(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[[Any], object]]:
-    """What happens once, to a client's connection, when its request ("_send") or its answer ("_answer") waits."""
+    """What happens once, to a client's connection, when its request ("begin") or its answer ("_answer") waits."""
     planned: dict[str, Callable[[Any], object]] = {}
     connections: list[Any] = []
 
@@ -87,7 +87,7 @@ async def test_a_server_that_stops_answers_what_waits(
     assert (
         [answer.count(word) for word in WORDS] == [1] * len(WORDS) if request_ is STREAMED else answer.endswith(WHOLE)
     )
-    assert tasks[1:] == (["task"] if what == "_send" else ["direct", "handed over", "task"])
+    assert tasks[1:] == (["task"] if what == "begin" else ["direct", "handed over", "task"])
 
 
 @WHATS

@@ -121,7 +121,13 @@ async def test_a_client_that_leaves_is_counted_for_its_arm(tasks: list[str]) -> 
 
 
 async def test_an_arm_behind_another_one_is_asked_in_a_task(monkeypatch: pytest.MonkeyPatch, tasks: list[str]) -> None:
-    override(monkeypatch, service_module, "BackendHealth", preferred=lambda _own, _self, targets: targets[::-1])
+    override(
+        monkeypatch,
+        service_module,
+        "BackendHealth",
+        is_first=lambda *_: False,
+        preferred=lambda _own, _self, targets: targets[::-1],
+    )
     async with gateway(served=ARMS) as there:
         seen = await there.turn(OPENAI, UNITS["one"], PLAYS["whole"])
     assert tasks == ["task"]
