@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from backends.base import check
+from backends.features import check
 from backends.observation import OBSERVER
 from gateway.errors import to_client_error
 from gateway.routing.target import Target

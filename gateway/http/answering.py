@@ -21,7 +21,8 @@ from adapters.fold import Fold
 from adapters.objects import Follow
 from adapters.optional import record_of
 from adapters.unknown_fields import ignored_header
-from backends.base import check, ignored_fields
+from backends.base import ignored_fields
+from backends.features import check
 from gateway.config import TEXTLESS
 from gateway.errors import to_client_error
 from gateway.experiments.metrics import IN_TROUBLE, LOADING

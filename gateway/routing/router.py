@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import msgspec
 
-from backends.base import Backend, Capabilities, can_answer
+from backends.base import Backend, Capabilities
+from backends.features import can_answer
 from gateway.config import Endpoint, aliases_of
 from gateway.filters.chain import FilterChain
 from gateway.filters.guarded import NONE, GuardedFilter

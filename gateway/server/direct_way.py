@@ -76,13 +76,27 @@ class DirectWay:
         request: that one, once it is ready to be sent.
     """
 
-    __slots__ = ("_cohorts", "_connection", "_entrance", "_guard", "_head", "_is_last", "body", "request")
+    __slots__ = (
+        "_cohorts",
+        "_connection",
+        "_entrance",
+        "_guard",
+        "_head",
+        "_is_last",
+        "_lane",
+        "_lanes",
+        "body",
+        "request",
+    )
 
     def __init__(self, connection: Answering, entrance: Entrance | None) -> None:
         self._connection = connection
         self._entrance = entrance
         self._cohorts = cohorts_of(connection.loop)
         self._head: Head
+        # Of its last head: those with the same lanes differ in the length of the body alone.
+        self._lanes: dict[tuple[str, int | None] | None, Lane | None] | None = None
+        self._lane: Lane | None = None
         self.body: bytes | None = None
         self.request: DirectRequest | None = None
         self._is_last = False  # whether the connection ends with it
@@ -90,12 +104,12 @@ class DirectWay:
 
     def takes(self, head: Head) -> bool:
         """Whether requests with a head may be answered so."""
-        return self._lane(head) is not None
+        return self._lane_of(head) is not None
 
     def begin(self, head: Head, body: bytes) -> bool:
         """Begin a request, which is not the last one; False if it needs a task, as far as the head tells."""
         connection = self._connection
-        lane = self._lane(head)
+        lane = self._lane if head.lanes is self._lanes else self._lane_of(head)
         if lane is None or connection.flow.write_paused:
             return False
         connection.transport.taken_at = None
@@ -185,7 +199,7 @@ class DirectWay:
         if self._guard is not None and not self._guard.done():
             self._guard.set_result(None)
 
-    def _lane(self, head: Head) -> Lane | None:
+    def _lane_of(self, head: Head) -> Lane | None:
         connection, lanes = self._connection, head.lanes
         if lanes is None or self._entrance is None or head.framing is Framing.CHUNKED:
             return None
@@ -193,4 +207,5 @@ class DirectWay:
             return None
         if connection.server not in lanes:
             lanes[connection.server] = self._entrance.lane(scope_of(connection, head))
-        return lanes[connection.server]
+        self._lanes, self._lane = lanes, lanes[connection.server]
+        return self._lane

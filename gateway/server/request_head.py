@@ -145,6 +145,8 @@ class HeadReader:
         # A longer body has a few more digits: no head here may then be too large.
         self._longest = min(_LONGEST_KNOWN, limits.max_request_line - _DIGITS)
         self._known: dict[bytes, tuple[Head, int]] = {}  # by all but the digits; the place of the length, or -1
+        # What is around the digits of the head that was read last: the next one mostly begins and ends like it.
+        self._around = b"-", b""
 
     def read(self, head: bytes) -> Head:
         """Read a request's head, as `read_head` does.
@@ -152,15 +154,22 @@ class HeadReader:
         Raises:
             RefusedHead: it is too large, or no correct head.
         """
-        found = _LENGTH_LINE.search(head)
-        name = head if found is None else head[: found.start(1)] + head[found.end(1) :]
-        known = self._known.get(name)
+        before, after = self._around
+        digits = head[len(before) : -len(after)] if head.startswith(before) and head.endswith(after) else b""
+        if not digits.isdigit() or len(digits) > _DIGITS:
+            found = _LENGTH_LINE.search(head)
+            before, digits, after = (
+                (head, b"", b"") if found is None else (head[: found.start(1)], found[1], head[found.end(1) :])
+            )
+        known = self._known.get(before + after)
         if known is None:
-            return self._remember(name, head)
+            return self._remember(before + after, head)
+        if digits:
+            self._around = before, after
         read, place = known
-        if found is None or read.headers[place][1] == found[1]:
+        if not digits or read.headers[place][1] == digits:
             return read
-        headers, digits = read.headers.copy(), found[1]
+        headers = read.headers.copy()
         headers[place] = (b"content-length", digits)
         text = None if read.text is None else {**read.text, "content-length": digits.decode()}
         method, target, version, _, _, keeps_alive, expects, _, lanes = read

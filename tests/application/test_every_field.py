@@ -13,7 +13,8 @@ import pytest
 from adapters.anthropic import ADAPTER as ANTHROPIC
 from adapters.base import Call, Route
 from adapters.openai import ADAPTER as OPENAI
-from backends.base import Backend, check, check_unread, ignored_fields
+from backends.base import Backend, check_unread, ignored_fields
+from backends.features import check
 from backends.remote.asking import without_lacking
 from backends.remote.backend import RemoteBackend
 from backends.scripted import ScriptedBackend

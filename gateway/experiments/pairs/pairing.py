@@ -18,7 +18,8 @@ from time import monotonic
 
 from msgspec.structs import replace
 
-from backends.base import Feature, needs
+from backends.base import Feature
+from backends.features import needs
 from backends.prompts import as_asked
 from gateway.experiments.background import Background, read
 from gateway.experiments.experiment import Experiment

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from adapters.base import Call
 from adapters.optional import PlainCodec
-from backends.base import check
 from backends.cohorts import Steps
 from backends.direct import DirectExchange
+from backends.features import check
 from gateway.access.headers import decode_headers
 from gateway.access.keys import given_key
 from gateway.access.keys_file import Key, digest_of

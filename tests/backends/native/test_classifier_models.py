@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import check
+from backends.features import check
 from backends.native.classification import read_head
 from backends.native.sentence_transformers import RecipeError, read_recipe
 from schemas.errors import BackendUnavailable, ContextLengthExceeded, InvalidRequest, UnsupportedFeature

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.base import check
+from backends.features import check
 from backends.native.backend import NativeBackend
 from schemas.errors import BackendUnavailable, ContextLengthExceeded, InvalidRequest, UnsupportedFeature
 from schemas.ir import Embed, Generate, TextPrompt, Tokenize, TokensPrompt

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import chat_template_utils
 
-from backends.base import check
+from backends.features import check
 from backends.native.backend import NativeBackend
 from backends.native.rerankers import KNOWN, Reranker
 from schemas.errors import BackendUnavailable, ContextLengthExceeded, UnsupportedFeature

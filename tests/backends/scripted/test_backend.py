@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.base import Feature, check
+from backends.base import Feature
+from backends.features import check
 from backends.scripted import ScriptedBackend
 from backends.scripted.script import ERRORS, SCRIPTS
 from schemas.completion import Choice, Completion

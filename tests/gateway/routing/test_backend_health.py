@@ -130,3 +130,16 @@ def test_targets_in_trouble_or_loading_come_last_and_stay(
     assert health.preferred((one, other)) == (other, one)
     health.states["t"] = Health("failed")  # which a request learns without a wait
     assert health.preferred((one, other)) == (other, one)
+
+
+@pytest.mark.parametrize("first", [Health("ready"), Health("ready", "3 failures"), Health("loading"), Health("failed")])
+@pytest.mark.parametrize(
+    "second", [Health("ready"), Health("ready", "3 failures"), Health("loading"), Health("failed")]
+)
+def test_the_first_target_is_asked_if_it_can_answer_and_none_is_preferred(
+    first: Health, second: Health, health: BackendHealth, targets: tuple[Target, ...]
+) -> None:
+    one, other = targets
+    health.states = {one.entity.backend: first, other.entity.backend: second}
+    assert health.is_first((one,)) is (first.status == "ready")
+    assert health.is_first((one, other)) is (first.status == "ready" and health.preferred((one, other))[0] is one)

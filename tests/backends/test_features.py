@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from backends.base import Capabilities, Feature, check, needs
+from backends.base import Capabilities, Feature
+from backends.features import check, needs
 from schemas.errors import InvalidRequest, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
@@ -16,6 +17,7 @@ from schemas.ir import (
     Message,
     Prompt,
     Sampling,
+    TemplateOptions,
     TextPart,
     TextPrompt,
     TokensPrompt,
@@ -36,7 +38,15 @@ def request(*prompts: Prompt, **fields: Any) -> Generate:
     [
         (request(), set()),
         (request(ChatPrompt((Message("user", "Hi"),))), {Feature.CHAT}),
+        (request(ChatPrompt((Message("user", (TextPart("Hi"),)),))), {Feature.CHAT}),
         (request(ChatPrompt((Message("user", (TextPart("Hi"), IMAGE)),))), {Feature.CHAT, Feature.IMAGES}),
+        (
+            request(ChatPrompt((Message("user", "Hi"),), TemplateOptions(add_generation_prompt=False))),
+            {Feature.CHAT, Feature.TEMPLATE_OPTIONS},
+        ),
+        (request(ChatPrompt((Message("user", "Hi"),)), sampling=Sampling(min_p=0.1)), {Feature.CHAT, Feature.MIN_P}),
+        (request(ChatPrompt((Message("user", "Hi"),)), tools=(Tool("f"),)), {Feature.CHAT, Feature.TOOLS}),
+        (request(*[ChatPrompt((Message("user", "Hi"),))] * 2), {Feature.CHAT}),
         (request(TextPrompt("Hi", (IMAGE,))), {Feature.IMAGES}),
         (request(TokensPrompt((1,)), TextPrompt("Hi")), {Feature.TOKEN_PROMPTS}),
         (request(tools=(Tool("f"),)), {Feature.TOOLS}),
