@@ -73,7 +73,7 @@ class DirectWay:
 
     Attributes:
         body: of the request that is being answered; None: there is none.
-        request: that one, once it is ready to be sent.
+        request: that one, once it was sent to a server.
     """
 
     __slots__ = (

@@ -49,15 +49,6 @@ _MOST_TRIES = 4
 _read = msgspec.json.Decoder(RemoteAnswer).decode
 
 
-class Example(msgspec.Struct, frozen=True, gc=False):
-    """A chunk that later ones may repeat with other texts: as received, as sent, decoded, and its last event."""
-
-    data: bytes
-    sent: bytes
-    chunk: RemoteAnswer
-    delta: Delta
-
-
 class StreamReader(FrameReader):
     """Reader of one stream. Whatever follows the end of the stream is ignored."""
 
@@ -72,7 +63,8 @@ class StreamReader(FrameReader):
         self._usage: RemoteUsage | None = None
         self._started = self._ended = False
         self._runs: TextRuns | None = None
-        self._example: Example | None = None
+        # A chunk that later ones may repeat with other texts: as received, decoded, and its last two events.
+        self._example: tuple[bytes, RemoteAnswer, list[Event]] | None = None
         # Log-probabilities are aligned chunk by chunk.
         self._tries = 0 if request.logprobs else _MOST_TRIES
 
@@ -138,26 +130,24 @@ class StreamReader(FrameReader):
             self._chunk(chunk, out)
             if self._runs is not None and not self._choices[self._runs.choice].takes_text:
                 self._runs = None
-            elif self._tries and out and type(delta := out[-1]) is Delta:
-                self._keep(data, chunk, delta, out)
-
-    def _keep(self, data: bytes, chunk: RemoteAnswer, delta: Delta, out: list[Event]) -> None:
-        """Keep a chunk, whose events are the last ones: later ones may differ from it in their texts alone."""
-        if not self._relays:
-            self._example = Example(data, data, chunk, delta)
-        elif isinstance(relayed := out[-2], Relayed):
-            self._example = Example(data, relayed.data, chunk, delta)
+            elif self._tries and out and type(out[-1]) is Delta:
+                self._example = data, chunk, out[-2:]
 
     def _learned(self) -> TextRuns | None:
         """What chunks have around their texts, learned from the last one that was kept.
 
         Called when the next read is there, and not before: the first text does not wait for it.
         """
-        example, self._example = self._example, None
-        if example is not None and example.delta == Delta(example.delta.choice, example.delta.text):
+        if self._example is None:
+            return self._runs
+        (data, chunk, events), self._example = self._example, None
+        sent, delta = data, events[-1]
+        if self._relays:
+            sent = events[0].data if isinstance(events[0], Relayed) else b""  # nothing: the client gets another chunk
+        if sent and isinstance(delta, Delta) and delta == Delta(delta.choice, delta.text):
             self._tries -= 1  # chunks with a number or a time of their own are never alike
-            if self._choices[example.delta.choice].takes_text:
-                self._runs = learn(example.data, example.sent, example.chunk) or self._runs
+            if self._choices[delta.choice].takes_text:
+                self._runs = learn(data, sent, chunk) or self._runs
         return self._runs
 
     def _relay(self, data: bytes, chunk: RemoteAnswer, out: list[Event]) -> None:

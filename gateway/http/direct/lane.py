@@ -22,6 +22,7 @@ from backends.features import check
 from gateway.access.headers import decode_headers
 from gateway.access.keys import given_key
 from gateway.access.keys_file import Key, digest_of
+from gateway.access.limits import Ticket
 from gateway.access.rules import estimated_tokens
 from gateway.config import TEXTLESS
 from gateway.http.accounting import RequestAccount
@@ -31,7 +32,7 @@ from gateway.http.reading.request_reader import MODEL_HEADER
 from gateway.http.request import CONSOLE_HEADER
 from gateway.http.timeouts import TIMEOUT_HEADER
 from gateway.mounts import Mounts, Operation
-from gateway.routing.target import Plan, Target
+from gateway.routing.target import Plan
 from gateway.service import Service
 from schemas.errors import RateLimited
 from schemas.ir import Generate
@@ -44,7 +45,7 @@ class LaneClient(DirectClient, Protocol):
     """Who sends requests with a head.
 
     Attributes:
-        request: the one that is ready to be sent, or was sent.
+        request: the one that was sent to a server; None: there is none.
     """
 
     request: DirectRequest | None
@@ -124,36 +125,38 @@ class Lane:
             return
         if service.is_changeable:
             service.refresh()
-        account = RequestAccount(service, operation.protocol, operation.route.name, service.new_id(), began, key=key)
-        request = exchange = None
+        request = plan = exchange = None
         try:
             yield
-            request = self._read(account.request_id, key, body)
+            request = self._read(request_id := service.new_id(), key, body)
             if request is not None:
                 yield
-                account.request, account.plan = request, service.router.plan(request, self._headers)
-                account.target = account.plan.targets[0]
+                plan = service.router.plan(request, self._headers)
                 yield
-                exchange = self._exchange(request, account.plan, account.target)
+                exchange = self._exchange(request, plan)
         except Exception:  # noqa: S110 - whatever it is, the task refuses it
             pass
-        if request is None or account.target is None or exchange is None:
+        if request is None or plan is None or exchange is None:
             client.go_on()
             return
         yield
         # Once more: others of its cohort may have begun since the first step.
         is_full = service.running >= service.limits.max_concurrent_requests
-        if is_full or not self._enter(account, request, account.target.endpoint):
+        if is_full or (entered := self._enter(key, request, plan.targets[0].endpoint)) is None:
             exchange.put_back()
             client.go_on()
             return
         service.running += 1
         service.begun += 1
-        account.decoded = monotonic() - account.began
-        made = StreamedRequest if request.stream else DirectRequest
-        client.request = ready = made(account, operation.codec, exchange, self._headers)
         yield
-        ready.send(client)
+        exchange.send()  # first: what follows is done while the server works
+        account = RequestAccount(service, operation.protocol, operation.route.name, request_id, began, key=key)
+        account.owner, account.ticket = entered
+        account.request, account.plan, account.target = request, plan, plan.targets[0]
+        account.decoded = monotonic() - began
+        made = StreamedRequest if request.stream else DirectRequest
+        client.request = sent = made(account, operation.codec, exchange, self._headers)
+        sent.hear(client)
 
     def _read(self, id: str, key: Key | None, body: bytes) -> Generate | None:
         catalog = self._service.catalog
@@ -165,8 +168,9 @@ class Lane:
         request = self._codec.read_plain(self._operation.route, body, call)
         return None if request is None or request.keeps_partial else request
 
-    def _exchange(self, request: Generate, plan: Plan, target: Target) -> DirectExchange | None:
+    def _exchange(self, request: Generate, plan: Plan) -> DirectExchange | None:
         """An exchange with the assigned server, if nothing looks at the answer on its way."""
+        target = plan.targets[0]
         if plan.paired or target.filters is not None or target.cache is not None:
             return None
         if target.direct is None or target.task in TEXTLESS or not self._service.backend_health.is_first(plan.targets):
@@ -174,27 +178,30 @@ class Lane:
         check(request, target.backend.capabilities, request.model)
         return target.direct.exchange(target.addressed(request))
 
-    def _enter(self, account: RequestAccount, request: Generate, endpoint: str) -> bool:
-        """Count a request for its limits; False: a task is to refuse it, or to wait for that."""
-        service, key, shares = self._service, account.key, self._service.shares
+    def _enter(self, key: Key | None, request: Generate, endpoint: str) -> tuple[str | None, Ticket | None] | None:
+        """Count a request for its limits.
+
+        Returns:
+            Who holds a share for it, and its ticket; None: a task is to refuse it, or to wait for that.
+        """
+        service, owner, shares = self._service, None, self._service.shares
         if key is not None and key.endpoints != ("*",) and not key.may_ask(endpoint):
-            return False
+            return None
         if shares is not None:
             try:
-                shares.enter(self._owner)
+                shares.enter(owner := self._owner)
             except RateLimited:
-                return False
-            account.owner = self._owner
+                return None
         rules = service.rules.of(key, endpoint, request.user)
         if rules is None:
-            return True
+            return owner, None
         try:
             tokens = estimated_tokens(request) if rules.by_tokens else 0
-            account.ticket = service.limiter.enter_at_once(rules, tokens)
-        except Exception:  # noqa: S110 - a limit, or a file that fails: the task finds it, too
-            pass
-        if account.ticket is None:
+            ticket = service.limiter.enter_at_once(rules, tokens)
+        except Exception:  # a limit, or a file that fails: the task finds it, too
+            ticket = None
+        if ticket is None:
             if shares is not None:
                 shares.leave(self._owner)
-            return False
-        return True
+            return None
+        return owner, ticket

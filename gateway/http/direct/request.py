@@ -58,7 +58,7 @@ class DirectClient(Protocol):
 
 
 class DirectRequest:
-    """A request that is ready to be sent, and the sink of its answer (`backends.direct.WholeSink`).
+    """A request that was sent, and the sink of its answer (`backends.direct.WholeSink`).
 
     Args:
         account: of the request, which is routed.
@@ -83,12 +83,11 @@ class DirectRequest:
         self._headers = headers
         self._is_ready = False  # for the answer
 
-    def send(self, client: DirectClient) -> None:
-        """Send the request, and its answer to the client once it is there."""
+    def hear(self, client: DirectClient) -> None:
+        """Send the answer to the client once it is there. To be called in the turn in which the request was sent."""
         self._client = client
         account, service = self._account, self._account.service
-        self._exchange.send()  # first: what follows is done while the server works
-        self._hear()
+        self._listen()
         if account.plan is not None and account.plan.has_experiment:
             assert account.request is not None
             # In the turn in which the plan was made: nothing that is deployed has changed.
@@ -174,7 +173,7 @@ class DirectRequest:
             self._is_ready = False
         yield
 
-    def _hear(self) -> None:
+    def _listen(self) -> None:
         self._exchange.hear(RequestObserver(self._account), self)
 
     def _refusal(self, error: Exception) -> Reply:

@@ -33,7 +33,7 @@ class StreamedRequest(DirectRequest):
         headers = self._encoder.headers
         self._head = headers, self._fields(self._encoder.media_type, headers)
 
-    def _hear(self) -> None:
+    def _listen(self) -> None:
         self.full = self.streams = False
         self._exchange.hear_stream(RequestObserver(self._account), self)
 

@@ -49,7 +49,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda method, *given: (ways.append(way), method(*given))[1]
 
     for name in ("DirectRequest", "StreamedRequest"):
-        override(monkeypatch, lane, name, send=noted("direct"), hand_over=noted("handed over"))
+        override(monkeypatch, lane, name, hear=noted("direct"), hand_over=noted("handed over"))
     monkeypatch.setattr(RequestHandler, "run", lambda *given: noted("task")(run, *given))
     return ways
 

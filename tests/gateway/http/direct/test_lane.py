@@ -290,11 +290,11 @@ async def test_a_server_that_stops_answers_what_is_on_its_way(
 ) -> None:
     connections: list[Any] = []
 
-    def send(own: Any, request: DirectRequest, client: Any) -> None:
+    def hear(own: Any, request: DirectRequest, client: Any) -> None:
         connections.append(client)
         own(request, client)
 
-    override(monkeypatch, lane, "DirectRequest", send=send)
+    override(monkeypatch, lane, "DirectRequest", hear=hear)
     async with gateway() as there:
         event = asyncio.Event()
         reader, writer = await hung(there, Wait(event), response(WHOLE))
