@@ -11,13 +11,15 @@ from collections import deque
 from collections.abc import Callable
 
 _MOST = 32
+_COUNTED = 8
+"""Requests of earlier turns that may count as of the present one: so many that come one by one need no callback."""
 
 
 class Admission:
     """Admits the requests of one event loop, in the order in which they come."""
 
     def __init__(self) -> None:
-        self._admitted = 0  # in the present turn; a single one of an earlier turn counts as well
+        self._admitted = 0  # in the present turn, and maybe a few in earlier ones
         self._waiting: deque[Callable[[], None]] = deque()
 
     def admit(self, begin: Callable[[], None]) -> bool:
@@ -25,8 +27,8 @@ class Admission:
         if self._admitted >= _MOST:
             self._waiting.append(begin)
             return False
-        # The first one schedules no callback, which would cost a client with one connection more than it gains.
-        if self._admitted == 1:
+        # The first ones schedule no callback, which would cost a client with one connection more than it gains.
+        if self._admitted == _COUNTED:
             asyncio.get_running_loop().call_soon(self._next_turn)
         self._admitted += 1
         return True
