@@ -36,6 +36,9 @@ def cohorts_of(loop: asyncio.AbstractEventLoop) -> Cohorts:
 
 def take(many: list[Steps]) -> None:
     """Take all steps; those that run the same code together. One that fails is logged, and the others go on."""
+    if len(many) == 1:
+        _take(many)
+        return
     alike: dict[CodeType, list[Steps]] = {}
     for steps in many:
         alike.setdefault(steps.gi_code, []).append(steps)  # type: ignore[attr-defined]  # of all generators

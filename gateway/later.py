@@ -43,14 +43,14 @@ class Later:
     def make(self) -> None:
         """Take all steps that wait."""
         left, self._left = self._left, []
-        _call(self._before)
+        if self._before is not None:
+            _call(self._before)
         take(left)
-        _call(self._after)
+        if self._after is not None:
+            _call(self._after)
 
 
-def _call(function: Callable[[], None] | None) -> None:
-    if function is None:
-        return
+def _call(function: Callable[[], None]) -> None:
     try:
         function()
     except Exception as error:  # what is to follow does not depend on it

@@ -57,14 +57,14 @@ class Ticket(msgspec.Struct, frozen=True, eq=False):
     @property
     def quotas(self) -> Sequence[Quota]:
         """The tightest of its limits of requests and of tokens; made anew each time."""
-        windows, found = self.windows, dict[str, Quota]()
+        windows, left = self.windows, self.left
         if windows.quoted:
-            remaining = self.left
-            return [Quota(kind, whole, int(remaining[at]), reset) for at, kind, whole, reset in windows.quoted]
-        for rule, left, reset in zip(windows.rules, self.left, windows.resets, strict=True):
+            return [Quota(kind, whole, int(left[at]), reset) for at, kind, whole, reset in windows.quoted]
+        found: dict[str, Quota] = {}
+        for rule, remaining, reset in zip(windows.rules, left, windows.resets, strict=True):
             kind = rule.kind
             if kind != "cost":
-                quota, other = Quota(kind, rule.whole, int(left), reset), found.get(kind)
+                quota, other = Quota(kind, rule.whole, int(remaining), reset), found.get(kind)
                 # Of several limits of the same kind, the one of which the least part is left.
                 if other is None or quota.remaining / quota.limit < other.remaining / other.limit:
                     found[kind] = quota

@@ -213,7 +213,8 @@ def logged(account: RequestState, record: Record) -> LoggedRequest:
 
 def _parameters(request: Generate) -> dict[str, object]:
     """The parameters of a request that are set, without any text of the client."""
-    sampling, found = request.sampling, dict[str, object]()
+    sampling = request.sampling
+    found: dict[str, object] = {}
     # Written out: most requests have none or one of them, and a table would be made anew for each.
     if sampling.temperature is not None:
         found["temperature"] = sampling.temperature

@@ -58,7 +58,7 @@ class StreamReader(FrameReader):
         self._dialect = dialect
         self._request = request
         self._relays = relays_answer(dialect, request)
-        self._expected = expected_choices(request)
+        self._expected = len(request.prompts) * request.n
         self._choices = {0: ChoiceReader(dialect, request, 0)}  # others when they come
         self._usage: RemoteUsage | None = None
         self._started = self._ended = False

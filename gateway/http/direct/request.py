@@ -162,8 +162,10 @@ class DirectRequest:
             return
         ticket = self._account.ticket
         quotas = () if ticket is None else ticket.quotas
-        fields = [b": ".join(each) for each in self._codec.limit_headers(quotas)] if quotas else ()
-        self._limits = b"\r\n".join([*fields, b""])
+        lines = b""
+        for field in self._codec.limit_headers(quotas) if quotas else ():
+            lines += b"%b: %b\r\n" % field
+        self._limits = lines
         self._is_ready = True
 
     def _get_ready_early(self) -> Steps:
