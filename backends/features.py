@@ -7,7 +7,7 @@ from operator import attrgetter
 from backends.base import Capabilities, Feature
 from backends.prompts import images_of
 from schemas.errors import InvalidRequest, UnsupportedFeature
-from schemas.ir import ChatPrompt, Embed, Generate, Prompt, Request, Sampling, TemplateOptions, TextPrompt, TokensPrompt
+from schemas.ir import ChatPrompt, Embed, Generate, Request, Sampling, TemplateOptions, TextPrompt, TokensPrompt
 from schemas.origin import Relay
 
 _USUAL = TemplateOptions()
@@ -20,14 +20,11 @@ _asked_for = attrgetter(
     "tools", "grammar", "logprobs", "top_logprobs", "prompt_logprobs", "best_of", "suffix", "lora_adapter", "overflow"
 )
 _NOTHING_ASKED_FOR = _asked_for(Generate(id="", model="", prompts=()))
-_USUAL_NEEDS = frozenset((Feature.CHAT,))
 
 
 def needs(request: Generate) -> frozenset[Feature]:
     """The features that a backend must have to answer `request` completely."""
     sampling, needed = request.sampling, []
-    if _samplers(sampling) == _NO_SAMPLERS and _asked_for(request) == _NOTHING_ASKED_FOR and _is_usual(request.prompts):
-        return _USUAL_NEEDS
     if _samplers(sampling) != _NO_SAMPLERS:
         needed = [feature for feature, unset in _SAMPLERS.items() if getattr(sampling, feature) != unset]
     for prompt in request.prompts:
@@ -54,8 +51,11 @@ def needs(request: Generate) -> frozenset[Feature]:
     return frozenset(needed)
 
 
-def _is_usual(prompts: tuple[Prompt, ...]) -> bool:
-    """Whether there is one prompt, a chat of texts alone."""
+def _is_usual(request: Generate) -> bool:
+    """Whether a request is for one answer to one chat of texts alone, and needs nothing but `Feature.CHAT`."""
+    prompts = request.prompts
+    if request.n != 1 or _asked_for(request) != _NOTHING_ASKED_FOR or _samplers(request.sampling) != _NO_SAMPLERS:
+        return False
     if len(prompts) != 1 or not isinstance(chat := prompts[0], ChatPrompt) or chat.template != _USUAL:
         return False
     for message in chat.messages:  # noqa: SIM110 - `all` would be another function for each request
@@ -74,6 +74,8 @@ def check(request: Generate, capabilities: Capabilities, model: str) -> None:
     if capabilities.generates is False:
         made = "scores" if not capabilities.embeddings and "classify" in capabilities.scoring else "embeddings"
         raise UnsupportedFeature(f"The model '{model}' makes {made}, and no text.", feature="generate")
+    if Feature.CHAT in capabilities.features and capabilities.max_choices > 0 and _is_usual(request):  # the fast path
+        return
     # A text that the chat template is for becomes a conversation.
     if not capabilities.raw_text and request.raw_prompt and any(isinstance(p, TextPrompt) for p in request.prompts):
         raise UnsupportedFeature(f"The model '{model}' takes conversations only, not raw text.", feature="raw_text")

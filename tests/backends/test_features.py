@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from backends import features
 from backends.base import Capabilities, Feature
 from backends.features import check, needs
 from schemas.errors import InvalidRequest, UnsupportedFeature
@@ -86,3 +87,45 @@ def test_choices_are_bounded_over_all_prompts(fields: dict[str, int], total: int
 def test_a_backend_for_embeddings_refuses_all_text() -> None:
     with pytest.raises(UnsupportedFeature, match="makes embeddings"):
         check(request(), Capabilities(generates=False, features=frozenset(Feature)), "m")
+
+
+CHATS = [
+    request(ChatPrompt((Message("user", "Hi"),)), **fields)
+    for fields in (
+        {},
+        {"n": 2},
+        {"sampling": Sampling(min_p=0.1)},
+        {"tools": (Tool("f"),)},
+        {"logprobs": True},
+        {"lora_adapter": "absent"},
+        {"overflow": "drop_turns"},
+    )
+] + [
+    request(TextPrompt("Hi")),
+    request(ChatPrompt((Message("user", (IMAGE,)),))),
+    request(ChatPrompt((Message("user", None), Message("user", (TextPart("Hi"),))))),
+    request(ChatPrompt((Message("user", "Hi"),), TemplateOptions(add_generation_prompt=False))),
+    request(*[ChatPrompt((Message("user", "Hi"),))] * 2),
+]
+CAPABILITIES = [
+    Capabilities(features=frozenset(features), max_choices=choices, generates=generates, lora_adapters=("known",))
+    for features in ((), (Feature.CHAT,), Feature)
+    for choices in (1, 2)
+    for generates in (True, False)
+]
+
+
+@pytest.mark.parametrize("asked", CHATS)
+def test_the_fast_path_decides_as_the_full_one(asked: Generate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcomes() -> list[str]:
+        found = []
+        for capabilities in CAPABILITIES:
+            try:
+                found.append(str(check(asked, capabilities, "m")))
+            except InvalidRequest as refused:
+                found.append(str(refused))
+        return found
+
+    fast = outcomes()
+    monkeypatch.setattr(features, "_is_usual", lambda _: False)
+    assert fast == outcomes()

@@ -94,7 +94,8 @@ class DirectRequest:
             account.exposure = service.experiments.enter(account.request, account.plan, self._headers)
         service.metrics.running.add(1.0)  # `RequestAccount.close` takes it back
         account.stage = "generate"
-        service.after_turn.add(self._get_ready_early())  # while the server works
+        # While the server works. Without others nothing else waits for the end of the turn.
+        service.after_turn.add(self._get_ready_early(), at_once=service.running == 1)
 
     def hand_over(self) -> tuple[RequestAccount, Wrap]:
         """Leave the request to a task.
