@@ -115,12 +115,11 @@ class Lane:
         """
         if client.body is not body:  # a task has it
             return
-        service, operation, key = self._service, self._operation, None
+        service, operation = self._service, self._operation
+        key = None if self._digest is None else service.keys.usual(self._digest)
         is_refused = service.draining or service.running >= service.limits.max_concurrent_requests
-        if is_refused or len(body) > service.limits.max_body or not service.router.asks_directly:
-            client.go_on()
-            return
-        if self._digest is not None and (key := service.keys.usual(self._digest)) is None:
+        is_unusual = (key is None and self._digest is not None) or len(body) > service.limits.max_body
+        if is_refused or is_unusual or not service.router.asks_directly:
             client.go_on()
             return
         if service.is_changeable:

@@ -4,8 +4,9 @@ Strategy: with few rows, a product takes as long as its weight takes to be read,
 rate that memory allows. The C++ (`src/gemm.h`) streams once through the same blocked bytes, so that no weight is held
 twice, with the sums of up to six rows in registers. For more rows than pay, or where oneDNN chose another order or
 nothing was compiled, `packed_linear` calls oneDNN. On a CPU whose oneDNN multiplies bfloat16 by a slow instruction, any
-number of rows pays. With AMX (`src/tiles.h`) 16 rows of bfloat16 take 5 % longer than one. On a CPU without AVX-512
-oneDNN does not multiply bfloat16 at all: there `blocked` brings a weight into that order, and all rows are taken.
+number of rows pays. With AMX (`src/tiles.h`) 16 rows of bfloat16 take 5 % longer than one. On an x86 CPU without
+AVX512-BF16 oneDNN takes five times as long for bfloat16 (Intel before Sapphire Rapids), or does not multiply it at all
+(without AVX-512): there `blocked` brings a weight into that order, and all rows are taken.
 """
 
 from __future__ import annotations
@@ -116,6 +117,18 @@ def _multiplies_by_tiles() -> bool:
 def _has_matrix_products() -> bool:
     """Whether oneDNN has instructions for matrices of bfloat16 here: AMX, or those of ARM."""
     return platform.machine() not in ("x86_64", "AMD64") or torch.cpu._is_amx_tile_supported()  # noqa: SLF001
+
+
+def onednn_multiplies(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies this, and does it with instructions that the CPU has for it, or alone can."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if dtype != torch.bfloat16:
+        return dtype == torch.float32
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001
+        return False
+    has_instructions = _has_matrix_products() or torch.cpu._is_avx512_bf16_supported()  # noqa: SLF001
+    return has_instructions or typed_function("gemv", "gemv", dtype) is None
 
 
 def address_of(packed: Tensor) -> int:

@@ -22,7 +22,15 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from backends.native.engine.attention.interface import text_part
-from backends.native.engine.kernels.gemv import BLOCK, SkinnyGemm, address_of, blocked, size_of, takes_all_rows
+from backends.native.engine.kernels.gemv import (
+    BLOCK,
+    SkinnyGemm,
+    address_of,
+    blocked,
+    onednn_multiplies,
+    size_of,
+    takes_all_rows,
+)
 from backends.native.engine.layers.fusion import alike, replace_modules
 from backends.native.machine import use_huge_pages
 
@@ -306,7 +314,7 @@ def _owner_of_weight(node: ast.AST) -> str | None:
 
 def _reordered(weight: Tensor) -> Tensor:
     """In the order that oneDNN chooses for one thread; for more, `SkinnyGemm` could not read that of small weights."""
-    if not _onednn_multiplies(weight.dtype):
+    if not onednn_multiplies(weight.dtype):
         return blocked(weight)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -320,12 +328,4 @@ def _reordered(weight: Tensor) -> Tensor:
 def _is_packable(weight: Tensor, inputs: int) -> bool:
     if weight.device.type != "cpu":
         return False
-    return _onednn_multiplies(weight.dtype) or (weight.dtype == torch.bfloat16 and takes_all_rows(weight.dtype, inputs))
-
-
-def _onednn_multiplies(dtype: torch.dtype) -> bool:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
-    return dtype == torch.float32
+    return onednn_multiplies(weight.dtype) or (weight.dtype == torch.bfloat16 and takes_all_rows(weight.dtype, inputs))

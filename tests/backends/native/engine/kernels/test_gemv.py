@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if not gemv.onednn_multiplies(weight.dtype):
         return gemv.blocked(weight)
     return torch.ops.mkldnn._reorder_linear_weight(weight, 32)
 

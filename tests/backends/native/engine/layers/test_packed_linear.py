@@ -44,7 +44,7 @@ def test_it_equals_the_plain_layer(shape: tuple[int, ...], bias: bool, dtype: to
 def test_bfloat16_where_onednn_does_not_multiply_it(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not takes_all_rows(torch.bfloat16, 24):
         pytest.skip("nothing was compiled, or instructions for matrices multiply bfloat16 here")
-    monkeypatch.setattr(packed_linear, "_onednn_multiplies", lambda dtype: False)
+    monkeypatch.setattr(packed_linear, "onednn_multiplies", lambda dtype: False)
     model, rows = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 3)).bfloat16(), torch.randn(count, 24).bfloat16()
     expected = model(rows)
     pack_linears(model, least=1)
