@@ -53,7 +53,7 @@ class _DefaultHeaders:
         self._count = 0
         self._lines = b""
 
-    def behind(self, status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
+    def lines(self, status: int, fields: list[tuple[bytes, bytes]]) -> bytes:
         """The status line, and the lines of these fields."""
         if fields is not self._fields or len(fields) != self._count:
             self._fields, self._count = fields, len(fields)
@@ -121,14 +121,14 @@ class DirectWay:
         """Write the answer."""
         self.body = self.request = None
         connection = self._connection
-        common = _default_headers.behind(status, connection.server_state.default_headers)
+        common = _default_headers.lines(status, connection.server_state.default_headers)
         connection.transport.write(b"%b%b\r\n%b" % (common, fields, body))
         connection.on_response_complete()
 
     def open(self, fields: bytes, data: bytes) -> Outbox:
         """Write the head of a stream and its first data."""
         outbox: Outbox = self._connection.transport.outbox
-        common = _default_headers.behind(200, self._connection.server_state.default_headers)
+        common = _default_headers.lines(200, self._connection.server_state.default_headers)
         outbox.write(b"%b%btransfer-encoding: chunked\r\n\r\n%b" % (common, fields, data))
         return outbox
 
