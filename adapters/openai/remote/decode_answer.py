@@ -74,9 +74,9 @@ class StreamReader(FrameReader):
         Raises:
             schemas.errors.GatewayError: the remote reported an error or violated the protocol.
         """
-        # Before there is anything to learn from, as in the first read, no run is known.
-        has_example = self._example is not None or self._runs is not None
-        if has_example and (events := self.run(data)):
+        # In the first read nothing can be a run: the search for one would delay its text.
+        may_be_run = self._example is not None or self._runs is not None
+        if may_be_run and (events := self.run(data)):
             return events
         return super().feed(data)
 

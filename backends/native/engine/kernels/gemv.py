@@ -120,7 +120,10 @@ def _has_matrix_products() -> bool:
 
 
 def onednn_multiplies(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies this, and does it with instructions that the CPU has for it, or alone can."""
+    """Whether oneDNN is to multiply numbers of a type, and not the compiled code alone.
+
+    oneDNN can multiply them; for bfloat16 also the CPU has instructions, or nothing was compiled.
+    """
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if dtype != torch.bfloat16:
