@@ -20,7 +20,7 @@ from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
 from backends.transport.pool import Pool
 from backends.transport.response import Response, redirected_to
-from backends.transport.url import FIXED_HEADERS, check_headers, check_target, port_of, split_url
+from backends.transport.url import FIXED_HEADERS, VIA, check_headers, check_target, port_of, split_url
 from schemas.errors import BackendUnavailable, Fault
 
 _CACHED_HEADS = 256  # serialized request heads: an upstream gets few different paths and headers
@@ -182,9 +182,9 @@ class Transport:
         if request.trace:  # differs in each request, so it has no place in the cache
             head += _header_lines(request.trace)
         if request.method == "GET":  # no body, hence no content-length (RFC 9110, 8.6)
-            return head + b"\r\n"
+            return head + _VIA + b"\r\n"
         # Head and body in one buffer: one write, and one packet for a small request.
-        return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(request.body), request.body)
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (head, _VIA, len(request.body), request.body)
 
     def _serialize_head(self, method: str, target: str, headers: Headers) -> bytes:
         check_target(target)
@@ -206,3 +206,6 @@ class Transport:
 def _header_lines(headers: Headers) -> bytes:
     check_headers(headers)
     return "".join(f"{name}: {value}\r\n" for name, value in headers).encode()
+
+
+_VIA = _header_lines(VIA)

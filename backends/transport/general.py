@@ -22,7 +22,7 @@ from adapters.base import Headers, Outbound
 from backends.transport.decoded import decoded
 from backends.transport.limits import TransportLimits
 from backends.transport.response import Response, redirected_to
-from backends.transport.url import FIXED_HEADERS, check_headers, split_url, target_of
+from backends.transport.url import FIXED_HEADERS, VIA, check_headers, split_url, target_of
 from backends.transport.waiting_line import Turns
 from schemas.errors import (
     BackendFailed,
@@ -122,7 +122,7 @@ class GeneralTransport:
         sent = httpx.Request(
             request.method,
             url,
-            headers=[*self._headers, *request.headers, *request.trace],
+            headers=[*self._headers, *request.headers, *request.trace, *VIA],
             content=content,
             extensions={"timeout": self._timeout},
         )

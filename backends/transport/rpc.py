@@ -25,7 +25,7 @@ from adapters.base import Headers, Outbound
 from adapters.formats.length_prefixed import frame
 from backends.transport.limits import TransportLimits
 from backends.transport.response import Response
-from backends.transport.url import check_headers, port_of, split_url
+from backends.transport.url import VIA, check_headers, port_of, split_url
 from backends.transport.waiting_line import Turns
 from schemas.errors import BackendFailed, BackendTimeout, BackendUnavailable, Fault, GatewayError, Incomplete
 
@@ -171,7 +171,7 @@ class RpcTransport:
         return state is State.READY
 
     async def _call(self, request: Outbound, deadline: float | None) -> Response:
-        metadata = (*self._headers, *_metadata((*request.headers, *request.trace)))
+        metadata = (*self._headers, *_metadata((*request.headers, *request.trace, *VIA)))
         if request.path and not (request.stream_path and self._streams_only):
             try:
                 return await self._whole(request, metadata, deadline)

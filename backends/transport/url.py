@@ -17,6 +17,8 @@ _PORTS = {"http": 80, "https": 443}
 # No compression: servers that compress a stream hold events back until a block is full.
 FIXED_HEADERS: Headers = (("accept-encoding", "identity"), ("user-agent", "interlingua"))
 """Sent with every request."""
+VIA: Headers = (("via", "1.1 interlingua"),)
+"""Sent with every request after all other headers: a line for each gateway that it passes (RFC 9110, section 7.6.3)."""
 
 
 def split_url(url: str) -> SplitResult:

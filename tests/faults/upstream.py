@@ -94,7 +94,10 @@ async def _read(reader: asyncio.StreamReader, number: int) -> Asked | None:
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
     line, *lines = head.split("\r\n")
-    headers = {name.lower(): value.strip() for name, _, value in (text.partition(":") for text in lines if text)}
+    headers: dict[str, str] = {}
+    for name, _, value in (text.partition(":") for text in lines if text):
+        known = headers.get(name.lower())  # several lines of one name are a list
+        headers[name.lower()] = value.strip() if known is None else f"{known}, {value.strip()}"
     body = await reader.readexactly(int(headers.get("content-length", 0)))
     return Asked(line, headers, body, number)
 

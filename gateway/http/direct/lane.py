@@ -29,6 +29,7 @@ from gateway.http.accounting import RequestAccount
 from gateway.http.direct.request import DirectClient, DirectRequest
 from gateway.http.direct.stream import StreamedRequest
 from gateway.http.reading.request_reader import MODEL_HEADER
+from gateway.http.reading.via import gateways_passed
 from gateway.http.request import CONSOLE_HEADER
 from gateway.http.timeouts import TIMEOUT_HEADER
 from gateway.mounts import Mounts, Operation
@@ -91,6 +92,8 @@ class Lane:
         headers = decode_headers(scope["headers"])
         given = headers.get("content-type", "").lower()
         if scope["method"] != "POST" or scope["query_string"] or given.startswith("multipart/"):
+            return None
+        if "via" in headers and gateways_passed(scope["headers"]):
             return None
         if any(name in headers for name in _UNUSUAL) or service.config.server.endpoint_picker_header is not None:
             return None

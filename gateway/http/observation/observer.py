@@ -9,6 +9,7 @@ from time import monotonic
 from litestar.types import HTTPScope
 
 from backends.observation import Attempt, Phases, Upstream
+from backends.transport.url import VIA
 from gateway.http.accounting import RequestAccount
 from gateway.http.observation.spans import end_trace, request_attributes, span_name
 from gateway.observability.metrics import Metrics
@@ -43,12 +44,16 @@ class RequestObserver:
             self._headers = trace_headers(headers)
             self._account.trace_id = trace_id(self._headers)
 
+    def pass_on(self, gateways: int) -> None:
+        """Tell servers how many gateways like this one the request has passed before."""
+        self._headers += VIA * gateways
+
     def attempt(self, upstream: Upstream, model: str) -> Attempt:
         """Count an attempt, and begin its span."""
         counted = _CountedAttempt(self._metrics, upstream.backend, self._headers)
         if self._trace is not None:
             counted.trace = self._trace.attempt(upstream, span_name(self._account.request, model))
-            counted.headers = counted.trace.headers
+            counted.headers = (*counted.trace.headers, *self._headers)
         return counted
 
     def retried(self, backend: str) -> None:

@@ -18,6 +18,7 @@ from gateway.http.accounting import RequestAccount
 from gateway.http.client import Client
 from gateway.http.observation.observer import RequestObserver
 from gateway.http.reading.body import read_body
+from gateway.http.reading.via import check_passed, gateways_passed
 from gateway.http.timeouts import TIMEOUT_HEADER, seconds_of
 from gateway.mounts import Operation
 from gateway.service import Service
@@ -94,6 +95,9 @@ class RequestReader:
             self._account.key = service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
             self._account.key = service.keys.check(headers)
+        if "via" in headers:
+            check_passed(passed := gateways_passed(self._scope["headers"]))
+            observer.pass_on(passed)
         # Before the body, too: under overload a refusal must cost little.
         if route.kind not in ("describe", "object"):
             self._admit(headers)
