@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from schemas.errors import UnsupportedFeature
 from schemas.ir import ChatPrompt, Embed, Generate, ImagePart, Message, TextPart, TextPrompt
@@ -53,6 +54,28 @@ def conversation(request: Generate) -> tuple[Message, ...]:
     if request.raw_prompt:
         raise inexpressible("raw_text")
     return (Message("user", (*prompt.images, TextPart(prompt.text)) if prompt.images else prompt.text),)
+
+
+def images_after_results(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages for a protocol whose tools' results are text alone.
+
+    The images of results are in a user's message behind them: the results of one turn may not be parted.
+    """
+    if not any(message.role == "tool" and not isinstance(message.content, str | None) for message in messages):
+        return messages
+    written: list[Message] = []
+    images: list[ImagePart] = []
+    for message in messages:
+        if images and message.role != "tool":
+            written.append(Message("user", tuple(images)))
+            images = []
+        if message.role == "tool" and not isinstance(message.content, str | None):
+            images += [part for part in message.content if isinstance(part, ImagePart)]
+            texts = tuple(part for part in message.content if isinstance(part, TextPart))
+            written.append(replace(message, content=texts or ""))
+        else:
+            written.append(message)
+    return (*written, Message("user", tuple(images))) if images else tuple(written)
 
 
 def image_url(image: ImagePart) -> str:

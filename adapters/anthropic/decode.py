@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import read_conversation
 from adapters.anthropic.relay import read_known
-from adapters.anthropic.without_effect import fields_without_effect
+from adapters.anthropic.without_effect import fields_without_effect, only_clears_thinking
 from adapters.base import Call
 from adapters.unknown_fields import Unknown
 from schemas import anthropic as wire
@@ -120,6 +120,8 @@ def _read(dialect: Dialect, body: bytes, type: type[T]) -> tuple[T, Unknown, tup
 def _own_fields(given: wire.CountRequest) -> tuple[Unread, ...]:
     """The fields that only a server of the client's own dialect can honour."""
     asked = [name for name in _OWN_FIELDS if getattr(given, name)]
+    if given.context_management and only_clears_thinking(given.context_management):
+        asked.remove("context_management")
     return tuple(Unread(name, name, f"{name}: this field is not supported") for name in asked)
 
 

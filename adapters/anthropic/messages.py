@@ -6,6 +6,7 @@ messages of their own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from schemas.ir import ChatPrompt, ImagePart, Message, Part, TemplateOptions, Te
 Blocks = list[dict[str, Any]]
 """Content blocks, or turns, as JSON objects."""
 
+_FOREIGN = re.compile(r"[^a-zA-Z0-9_-]")
 CONTINUED = TemplateOptions(add_generation_prompt=False, continue_final_message=True)
 """Of a conversation whose last turn is the assistant's."""
 
@@ -172,6 +174,8 @@ def write_conversation(messages: tuple[Message, ...]) -> tuple[str, Blocks]:
             continue
         role = "assistant" if message.role == "assistant" else "user"
         blocks = _blocks(message)
+        if not blocks:  # the API refuses a turn without any
+            continue
         # Tool results are user turns here. Several results of parallel calls, and the user's next message, must share
         # one turn: the API refuses a `tool_use` whose `tool_result` is not in the very next turn.
         if turns and turns[-1]["role"] == role:
@@ -191,17 +195,22 @@ def _plain_text(message: Message) -> str:
 def _blocks(message: Message) -> Blocks:
     content = message.content or ""
     parts: tuple[Part, ...] = (TextPart(content),) if isinstance(content, str) else content
-    # The API refuses empty text blocks.
-    blocks = [_block(part) for part in parts if not isinstance(part, TextPart) or part.text]
+    # The API refuses text blocks of whitespace alone.
+    blocks = [_block(part) for part in parts if not isinstance(part, TextPart) or part.text.strip()]
     if message.reasoning:
         # The API refuses thinking without its own signature, which conversations of other protocols do not carry.
         blocks.insert(0, {"type": "text", "text": f"<thinking>\n{message.reasoning}\n</thinking>"})
     if message.role == "tool":
-        return [{"type": "tool_result", "tool_use_id": message.tool_call_id or "", "content": blocks}]
+        return [{"type": "tool_result", "tool_use_id": _id(message.tool_call_id or ""), "content": blocks}]
     return blocks + [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": read_arguments(call)}
+        {"type": "tool_use", "id": _id(call.id), "name": call.name, "input": read_arguments(call)}
         for call in message.tool_calls
     ]
+
+
+def _id(given: str) -> str:
+    """The id of a call, of the characters that the API takes; other models write others (`functions.f:0`)."""
+    return _FOREIGN.sub("_", given)
 
 
 def _block(part: Part) -> dict[str, Any]:
@@ -212,4 +221,5 @@ def _block(part: Part) -> dict[str, Any]:
         return {"type": "image", "source": {"type": "url", "url": url}}
     # From the right: a media type may have parameters of its own (`image/png;name=a;base64,`).
     media, _, data = url.removeprefix("data:").rpartition(";base64,")
-    return {"type": "image", "source": {"type": "base64", "media_type": media or "image/png", "data": data}}
+    media = "image/jpeg" if media == "image/jpg" else media or "image/png"  # the former is a common mistake
+    return {"type": "image", "source": {"type": "base64", "media_type": media, "data": data}}

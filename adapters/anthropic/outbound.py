@@ -13,6 +13,7 @@ from adapters.anthropic.dialects import Dialect
 from adapters.anthropic.messages import CONTINUED, write_conversation
 from adapters.anthropic.relay import relays, remote_headers
 from adapters.base import Outbound
+from adapters.formats.closed_schemas import closed
 from adapters.outbound import conversation, inexpressible, relayed_body
 from schemas.ir import ChatPrompt, Generate, Grammar, Prompt, TemplateOptions, Tool, ToolChoice
 
@@ -59,7 +60,8 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
         "top_k": sampling.top_k,
         "stop_sequences": list(stopping.stop) or None,
         "tools": [_tool(tool) for tool in request.tools] or None,
-        "tool_choice": _choice(request.tool_choice, request.parallel_tool_calls),
+        # The API refuses a choice without tools.
+        "tool_choice": _choice(request.tool_choice, request.parallel_tool_calls) if request.tools else None,
         "metadata": {"user_id": user} if (user := request.user or request.safety_identifier) else None,
         "thinking": request.hints.get("thinking"),
         "output_config": _output_config(request.grammar),
@@ -104,7 +106,9 @@ def _output_config(grammar: Grammar | None) -> dict[str, Any] | None:
     # The protocol has schemas alone: neither regular expressions nor JSON of any form.
     if grammar.kind != "json_schema":
         raise inexpressible("grammar")
-    return {"format": {"type": "json_schema", "schema": grammar.value}}
+    # Every object has to be closed, which strict schemas of OpenAI are and others are not.
+    schema = closed(grammar.value) if isinstance(grammar.value, dict) else grammar.value
+    return {"format": {"type": "json_schema", "schema": schema}}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
@@ -123,4 +127,6 @@ def _choice(choice: ToolChoice | None, parallel: bool | None) -> dict[str, Any] 
     fields: dict[str, Any] = {"type": "auto" if choice is None else _MODES[choice.mode]}
     if choice is not None and choice.mode == "named":
         fields["name"] = choice.names[0]
+    if choice is not None and choice.mode == "none":
+        return fields  # it has no other field
     return fields if parallel is None else fields | {"disable_parallel_tool_use": not parallel}

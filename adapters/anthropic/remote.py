@@ -18,7 +18,7 @@ from adapters.formats.sse import EventReader
 from adapters.formats.text_runs import TextRuns
 from adapters.remote_failures import REFUSED, failure_of, malformed, read_json, retry_after
 from schemas import anthropic as wire
-from schemas.errors import BackendError, BackendFailed, ContextLengthExceeded, GatewayError, Incomplete
+from schemas.errors import BackendFailed, ContextLengthExceeded, GatewayError, Incomplete, Overloaded
 from schemas.ir import Delta, Event, Events, Finished, Generate, Relayed, Started, ToolDelta, Usage
 
 # Strategy: the documented flow is message_start, then for each block content_block_start, content_block_delta* and
@@ -28,6 +28,8 @@ _MAX_BLOCKS = 10_000
 """Blocks in one answer; a remote that sends more is malformed."""
 _MOST_TRIES = 4
 """Deltas of a stream that later ones may repeat; some servers fill each event up to a length of its own."""
+_OVERLOADS = ("overloaded_error", "rate_limit_error")
+"""Types of errors within streams that statuses have, too (529 and 429)."""
 _TOO_LONG = ("prompt is too long", "exceed context limit", "maximum context length")
 
 
@@ -237,7 +239,9 @@ def _prompt_tokens(usage: wire.RemoteUsage) -> int | None:
     return usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
 
 
-def _event_failure(error: wire.Error | None) -> BackendError:
+def _event_failure(error: wire.Error | None) -> GatewayError:
     kind = error.type if error is not None else "api_error"
+    if kind in _OVERLOADS:
+        return Overloaded("The backend is overloaded.")
     # The remote's type is text that it controls: at most 64 characters of it become the code.
     return BackendFailed("The backend failed while it was answering.", code=f"upstream_{kind}"[:64])

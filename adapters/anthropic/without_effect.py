@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from schemas import anthropic as wire
 
+_CLEARS = "clear_thinking_"
 Found = Iterator[tuple[str, str]]
 """Names of fields, each with its place."""
 
@@ -22,9 +24,20 @@ def fields_without_effect(given: wire.CountRequest) -> tuple[str, ...]:
     return tuple(first.values())
 
 
+def only_clears_thinking(context_management: Any) -> bool:
+    """Whether `context_management` asks for nothing but to forget thoughts of earlier turns, as Claude Code does."""
+    if not isinstance(context_management, dict) or {*context_management} != {"edits"}:
+        return False
+    edits = context_management["edits"]
+    clears = [isinstance(edit, dict) and str(edit.get("type")).startswith(_CLEARS) for edit in edits or ()]
+    return isinstance(edits, list) and all(clears)
+
+
 def _fields(given: wire.CountRequest) -> Found:
     if given.cache_control is not None:
         yield "cache_control", "cache_control"
+    if given.context_management and only_clears_thinking(given.context_management):
+        yield "context_management", "context_management"
     if (given.thinking or {}).get("display") is not None:
         yield "display", "thinking.display"
     for place, tool in enumerate(given.tools or ()):

@@ -8,7 +8,7 @@ import msgspec
 
 from adapters.base import Outbound
 from adapters.cohere.dialects import Dialect
-from adapters.outbound import conversation, image_url, inexpressible
+from adapters.outbound import conversation, image_url, images_after_results, inexpressible
 from schemas.cohere import InputType
 from schemas.errors import InvalidRequest
 from schemas.ir import Embed, Generate, Grammar, ImagePart, Message, Sampling, TextPrompt, Tool, ToolChoice
@@ -41,7 +41,7 @@ def write_request(dialect: Dialect, request: Generate) -> Outbound:
     _refuse_unsupported(dialect, request)
     fields = {
         "model": request.model,
-        "messages": [_message(message) for message in conversation(request)],
+        "messages": [_message(message) for message in images_after_results(conversation(request))],
         "stream": request.stream,
         "max_tokens": request.stopping.max_new_tokens,
         "stop_sequences": list(request.stopping.stop) or None,

@@ -46,8 +46,5 @@ def check_turns(messages: Sequence[ChatMessage | Message]) -> None:
 def _check_fields(message: ChatMessage | Message, param: str) -> None:
     if message.tool_calls and message.role != "assistant":
         raise refused(f"{param}.tool_calls", f"Invalid '{param}.tool_calls': only for messages of role 'assistant'.")
-    # Databricks' page on `tool_calls`: role "assistant", and no specification for the field `content`.
-    if message.tool_calls and message.content:
-        raise refused(f"{param}.content", f"Invalid '{param}.content': must be empty beside 'tool_calls'.")
     if message.tool_call_id and message.role != "tool":
         raise refused(f"{param}.tool_call_id", f"Invalid '{param}.tool_call_id': only for messages of role 'tool'.")

@@ -11,7 +11,7 @@ import msgspec
 
 from adapters.body import UNREADABLE
 from adapters.calls import OpenCalls, read_arguments
-from adapters.outbound import image_url, inexpressible
+from adapters.outbound import image_url
 from schemas import gemini as wire
 from schemas.errors import InvalidRequest
 from schemas.ir import ChatPrompt, ImagePart, Message, Part, TextPart, ToolCall
@@ -150,7 +150,7 @@ def write_conversation(messages: tuple[Message, ...]) -> dict[str, Any]:
             system += _parts(message)
             continue
         role = "model" if message.role == "assistant" else "user"
-        parts = [_response(message, names)] if message.role == "tool" else _parts(message)
+        parts = _response(message, names) if message.role == "tool" else _parts(message)
         if contents and contents[-1]["role"] == role:
             contents[-1]["parts"] += parts
         else:
@@ -183,12 +183,11 @@ def _written(part: Part) -> dict[str, Any]:
     return {"inlineData": {"mimeType": media or "image/png", "data": data}}
 
 
-def _response(message: Message, names: dict[str, str]) -> dict[str, Any]:
-    """A function's result, in the object that Google's SDKs put it into."""
-    content = message.content or ""
+def _response(message: Message, names: dict[str, str]) -> list[dict[str, Any]]:
+    """A function's result, in the object that Google's SDKs put it into, and its images, which that has no room for."""
+    content, images = message.content or "", []
     if not isinstance(content, str):
-        if not all(isinstance(part, TextPart) for part in content):
-            raise inexpressible("images")
+        images = [_written(part) for part in content if not isinstance(part, TextPart)]
         content = "".join(part.text for part in content if isinstance(part, TextPart))
     try:
         response = msgspec.json.decode(content, type=dict[str, Any])
@@ -196,4 +195,4 @@ def _response(message: Message, names: dict[str, str]) -> dict[str, Any]:
         response = {"result": content}
     name = names.get(message.tool_call_id or "") or message.name or ""
     id = {"id": message.tool_call_id} if message.tool_call_id else {}
-    return {"functionResponse": {"name": name, "response": response} | id}
+    return [{"functionResponse": {"name": name, "response": response} | id}, *images]

@@ -107,7 +107,7 @@ def _refuse_unsupported(dialect: Dialect, request: Generate) -> None:
     asked += [name.replace("shows_stop", "include_stop") for name in _UNSUPPORTED_STOPPING if getattr(stopping, name)]
     if len(request.prompts) > 1:
         asked.append("several prompts")
-    if request.parallel_tool_calls is False:
+    if request.tools and request.parallel_tool_calls is False:
         asked.append("parallel_tool_calls")
     # Clamping 3 to 2 would change the answer silently.
     if (sampling.temperature or 0) > dialect.limits.max_temperature:

@@ -125,7 +125,8 @@ class StreamReader(FrameReader):
         index = self._calls.get(choice, 0)
         self._calls[choice] = index + 1
         arguments = msgspec.json.encode(call.args or {}).decode()
-        return ToolDelta(index, call.id, call.name, arguments, part.thought_signature)
+        id = call.id or f"call_{self._request.id}_{choice}_{index}"  # Gemini gives none
+        return ToolDelta(index, id, call.name, arguments, part.thought_signature)
 
     def _reason(self, choice: int) -> FinishReason:
         reason = self._reasons[choice]

@@ -116,7 +116,7 @@ def _message(message: Message, tools: dict[str, str]) -> dict[str, Any]:
         "thinking": message.reasoning,
         "images": write_images(tuple(part for part in parts if isinstance(part, ImagePart))),
         "tool_calls": [_call(call, index) for index, call in enumerate(message.tool_calls)],
-        "tool_name": tools.get(message.tool_call_id or "") or message.name,
+        "tool_name": (tools.get(message.tool_call_id) if message.tool_call_id else None) or message.name,
         "tool_call_id": message.tool_call_id,
     }
     return fields | {name: value for name, value in optional.items() if value}

@@ -88,7 +88,7 @@ def _refuse_unsupported(request: Generate) -> None:
     # One request of the protocol gives one answer.
     if request.n > 1 or len(request.prompts) > 1:
         asked.append("n")
-    if request.parallel_tool_calls is False:
+    if request.tools and request.parallel_tool_calls is False:
         asked.append("parallel_tool_calls")
     # The model decides whether it calls a tool, and which one.
     if request.tool_choice is not None and request.tool_choice.mode not in ("auto", "none"):

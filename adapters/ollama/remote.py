@@ -89,14 +89,15 @@ class StreamReader(FrameReader):
         tokens: tuple[Token, ...] = ()
         if self._aligner is not None:
             tokens = self._aligner.feed(answer.logprobs or (), text)
-        calls = tuple(
-            ToolDelta(self._calls + place, call.id, call.function.name, _arguments(call))
-            for place, call in enumerate(message.tool_calls or ())
-        )
-        self._calls += len(calls)
+        calls = tuple(map(self._call, message.tool_calls or ()))
         if not (text or thinking or tokens or calls):
             return ()
         return (Delta(text=text, tokens=tokens, reasoning=thinking, tool_calls=calls),)
+
+    def _call(self, call: wire.ToolCall) -> ToolDelta:
+        index, self._calls = self._calls, self._calls + 1
+        id = call.id or f"call_{self._request.id}_{index}"  # older servers give none
+        return ToolDelta(index, id, call.function.name, _arguments(call))
 
 
 def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from adapters import mindie
 from adapters.dialect import Bound, Failure, Group
@@ -322,6 +323,9 @@ OPENAI = Dialect(
     wording=Wording(finish=FINISH, failures=_OPENAI_FAILURES),
     remote=Remote(reasons=REASONS, remote_fields=(*_STANDARD_FIELDS, *HINTS, *_VLLM_FIELDS)),
 )
+
+WITH_RESPONSES = replace(OPENAI, remote=replace(OPENAI.remote, max_tokens_field="max_completion_tokens"))
+"""Of servers that have the Responses API, too: OpenAI's reasoning models refuse `max_tokens` in chats."""
 
 
 def _mindie(name: str, low: float, high: float, *, open_low: bool) -> Bound:

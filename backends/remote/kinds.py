@@ -268,7 +268,7 @@ openai = Kind(
 openai_responses = Kind(
     (
         RemoteProtocol(_openai.RESPONSES, "openai", operations=_openai.RESPONSE_ROUTES),
-        RemoteProtocol(_openai.ADAPTER, "openai"),
+        RemoteProtocol(_openai.BESIDE_RESPONSES, "openai"),
     ),
     _OPENAI,
     "/models",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.outbound import image_url, inexpressible
+from adapters.outbound import image_url, images_after_results, inexpressible
 from schemas.errors import UnsupportedFeature
-from schemas.ir import ImagePart
+from schemas.ir import ImagePart, Message, TextPart
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,28 @@ def test_an_image_by_local_path_is_refused() -> None:
 def test_a_refusal_names_the_feature() -> None:
     error = inexpressible("token_prompts")
     assert (str(error), error.feature) == ("The backend's protocol cannot express token prompts.", "token_prompts")
+
+
+def test_images_of_results_follow_the_last_result_of_their_turn() -> None:
+    first, second = ImagePart("QQ==", "data"), ImagePart("Qg==", "data")
+    seen = TextPart("seen")
+    called = Message("assistant", "Look.")
+    messages = (
+        called,
+        Message("tool", (seen, first), tool_call_id="a"),
+        Message("tool", (second,), tool_call_id="b"),
+        Message("user", "Well?"),
+        called,
+        Message("tool", (first,), tool_call_id="c"),
+    )
+    assert images_after_results(messages) == (
+        called,
+        Message("tool", (seen,), tool_call_id="a"),
+        Message("tool", "", tool_call_id="b"),
+        Message("user", (first, second)),
+        Message("user", "Well?"),
+        called,
+        Message("tool", "", tool_call_id="c"),
+        Message("user", (first,)),
+    )
+    assert images_after_results(messages[3:5]) == messages[3:5]

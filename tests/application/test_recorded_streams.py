@@ -47,6 +47,9 @@ def expected(said: Heard, client: str) -> Heard:
     """What a client of the protocol can read of an answer: fields that the protocol does not have are left out."""
     if client == "responses":
         return said._replace(finish="incomplete" if said.finish == "length" else "completed")
+    # OpenAI ends the call of a named tool with "stop", which its own clients get as it is.
+    if said.calls and said.finish == "stop" and client in ("databricks", "anthropic"):
+        said = said._replace(finish="tool_calls")
     # Where a protocol has no field for a refusal, it is the text.
     if client not in ("anthropic", "gemini", "ollama", *TEXT_ONLY):
         return said

@@ -190,7 +190,7 @@ class ChoiceReader:
         generated: number of tokens so far, a lower bound: a delta without tokens counts as one.
     """
 
-    __slots__ = ("_aligner", "_calls", "_dialect", "_index", "_request", "_thoughts", "finished", "generated")
+    __slots__ = ("_aligner", "_calls", "_dialect", "_ids", "_index", "_request", "_thoughts", "finished", "generated")
 
     def __init__(self, dialect: Dialect, request: Generate, index: int) -> None:
         self._dialect = dialect
@@ -198,7 +198,8 @@ class ChoiceReader:
         self._index = index
         # Without requested log-probabilities those of a remote that always sends them are dropped.
         self._aligner = Aligner(request.top_logprobs) if request.logprobs else None
-        self._calls: set[int] = set()
+        self._calls: dict[int, int] = {}  # the remote's index -> the number of its last call
+        self._ids: list[str] = []  # of the calls, as the remote wrote them
         self._thoughts: ThoughtReader | None = None  # once some are flagged
         self.finished = False
         self.generated = 0
@@ -233,6 +234,9 @@ class ChoiceReader:
             return () if empty else (Delta(self._index, text, tokens, reasoning, refusal, calls),)
         self.finished = True
         reason, stop = read_finish(self._dialect, choice)
+        # OpenAI's reason is "stop" for the call of a named tool. Agents of other protocols take that for their answer.
+        if self._ids and reason is FinishReason.EOS:
+            reason = FinishReason.TOOL_CALL
         return (Finished(self._index, text, tokens, reasoning, refusal, calls, reason=reason, stop=stop),)
 
     def _tell_thoughts(self, text: str, message: RemoteMessage, *, ended: bool) -> tuple[str, str]:
@@ -252,13 +256,17 @@ class ChoiceReader:
         index = place if call.index is None else call.index
         function = call.function or RemoteFunction()
         arguments = function.arguments or ""
+        number = self._calls.get(index)
+        # Google's chunks have no index, or always 0: another call has another id and a name.
+        is_another = bool(number is not None and call.id and function.name and call.id != self._ids[number])
         # Later parts add arguments only: id and name went out with the first.
-        if index in self._calls:
-            return ToolDelta(index, arguments=arguments)
-        self._calls.add(index)
-        id = call.id or f"call_{self._request.id}_{self._index}_{index}"
+        if number is not None and not is_another:
+            return ToolDelta(number, arguments=arguments)
+        number = self._calls[index] = len(self._ids)
+        self._ids.append(call.id or "")
+        id = call.id or f"call_{self._request.id}_{self._index}_{number}"
         signature = google_content(call.extra_content).get("thought_signature")
-        return ToolDelta(index, id, function.name, arguments, signature if isinstance(signature, str) else None)
+        return ToolDelta(number, id, function.name, arguments, signature if isinstance(signature, str) else None)
 
 
 def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:

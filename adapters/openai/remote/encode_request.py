@@ -8,31 +8,28 @@ written anew from the IR, and refused if the dialect lacks one of its fields.
 
 from __future__ import annotations
 
+from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from adapters.calls import written_signature
 from adapters.openai.dialects import HINTS, Dialect
+from adapters.openai.remote.messages import write_messages, write_part
 from adapters.openai.responses.compact import COMPACT
 from adapters.openai.responses.decode import OPERATION
-from adapters.outbound import image_url, inexpressible
+from adapters.outbound import inexpressible
 from schemas.ir import (
     ChatPrompt,
     Embed,
     Generate,
     Grammar,
-    Message,
-    Part,
     Prompt,
     Sampling,
     TemplateOptions,
-    TextPart,
     TextPrompt,
     TokensPrompt,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 
@@ -44,6 +41,7 @@ _FEATURES = {
 }
 """A field of a request -> the feature that it is sent for, where the two have different names."""
 
+_LONGEST_USER = 64
 _HINTS = (*HINTS, "user")
 """Fields that no answer depends on."""
 
@@ -202,10 +200,10 @@ def asks_echo(request: Generate) -> bool:
 def _prompt(request: Generate) -> dict[str, Any]:
     first = request.prompts[0]
     if isinstance(first, ChatPrompt):
-        return {"messages": [_message(message) for message in first.messages]}
+        return {"messages": write_messages(first.messages)}
     if is_chat_call(request) and isinstance(first, TextPrompt):
         text = {"type": "text", "text": first.text}
-        content = [*map(_part, first.images), text] if first.images else first.text
+        content = [*map(write_part, first.images), text] if first.images else first.text
         return {"messages": [{"role": "user", "content": content}]}
     prompts = [_raw_prompt(prompt) for prompt in request.prompts]
     return {"prompt": prompts[0] if len(prompts) == 1 else prompts}
@@ -253,7 +251,7 @@ def _plain_fields(dialect: Dialect, request: Generate) -> dict[str, Any]:
         "include_stop_str_in_output": stopping.shows_stop or None,
         "stream": request.stream or None,
         "stream_options": {"include_usage": True} if request.stream and dialect.remote.ask_usage else None,
-        "user": request.user if "user" in dialect.remote.remote_fields else None,
+        "user": short_user(request.user) if "user" in dialect.remote.remote_fields else None,
     }
     given = {name: value for name, value in fields.items() if value is not None}
     return given if is_chat else _with_limit(dialect, given)
@@ -267,9 +265,14 @@ def _with_limit(dialect: Dialect, given: dict[str, Any]) -> dict[str, Any]:
     return {"max_tokens": None} | given if "max_tokens" in dialect.remote.remote_fields else given
 
 
+def short_user(user: str | None) -> str | None:
+    """A user of another protocol's client, who may have a longer name than OpenAI takes: that name's SHA-256."""
+    return sha256(user.encode()).hexdigest() if user is not None and len(user) > _LONGEST_USER else user
+
+
 def _hints(dialect: Dialect, request: Generate) -> dict[str, Any]:
     """The fields that no answer depends on, without those that the remote would refuse."""
-    hints = request.hints | {"user": request.user}
+    hints = request.hints | {"user": short_user(request.user)}
     return {name: hint for name, hint in hints.items() if name in _HINTS and name in dialect.remote.remote_fields}
 
 
@@ -316,8 +319,9 @@ def _chat_fields(request: Generate) -> dict[str, Any]:
         "logprobs": request.logprobs or None,
         "top_logprobs": request.top_logprobs or None,
         "tools": [_tool(tool) for tool in request.tools] or None,
-        "tool_choice": _tool_choice(request.tool_choice),
-        "parallel_tool_calls": request.parallel_tool_calls,
+        # OpenAI refuses both without tools.
+        "tool_choice": _tool_choice(request.tool_choice) if request.tools else None,
+        "parallel_tool_calls": request.parallel_tool_calls if request.tools else None,
         **_template_fields(request.prompts[0]),
     }
 
@@ -330,41 +334,6 @@ def _completion_fields(request: Generate) -> dict[str, Any]:
         "suffix": request.suffix,
         "best_of": request.best_of,
     }
-
-
-_more = attrgetter("name", "tool_calls", "tool_call_id", "reasoning")
-_NOTHING_MORE = _more(Message("user"))
-
-
-def _message(message: Message) -> dict[str, Any]:
-    content = message.content
-    if _more(message) == _NOTHING_MORE and not isinstance(content, tuple):
-        return {"role": message.role, "content": content}
-    fields = {
-        "role": message.role,
-        "content": [_part(part) for part in content] if isinstance(content, tuple) else content,
-        "name": message.name,
-        "tool_calls": [_tool_call(call) for call in message.tool_calls] or None,
-        "tool_call_id": message.tool_call_id,
-        "reasoning_content": message.reasoning,
-    }
-    # `content` must be present, null beside tool calls.
-    return {name: value for name, value in fields.items() if value is not None or name == "content"}
-
-
-def _part(part: Part) -> dict[str, Any]:
-    if isinstance(part, TextPart):
-        return {"type": "text", "text": part.text}
-    if part.kind == "embeddings":
-        grid = {} if part.grid is None else {"image_grid_thw": part.grid}
-        return {"type": "image_embeds", "image_embeds": {"image_embeds": part.ref, **grid} if grid else part.ref}
-    detail = {} if part.detail is None else {"detail": part.detail}
-    return {"type": "image_url", "image_url": {"url": image_url(part), **detail}}
-
-
-def _tool_call(call: ToolCall) -> dict[str, Any]:
-    fields = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-    return fields if call.signature is None else fields | {"extra_content": written_signature(call.signature)}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
@@ -101,7 +102,7 @@ def test_a_truncated_stream_is_never_complete(events: Events, data: st.DataObjec
         reader.close()
 
 
-nonempty = texts.filter(bool)
+nonempty = texts.filter(str.strip)  # the API refuses blocks without any word
 blocks = st.lists(
     st.builds(TextPart, nonempty) | st.just(ImagePart("data:image/png;base64,QUJD", "data")), min_size=1, max_size=3
 ).map(tuple)
@@ -208,6 +209,39 @@ def test_bare_base64_is_sent_with_the_media_type_of_its_format() -> None:
     ]
 
 
+@pytest.mark.parametrize("empty", ["", "\n\n", (TextPart(" "),)])
+def test_texts_without_a_word_are_left_out(empty: Any) -> None:
+    """The API refuses blocks of whitespace, and turns without blocks."""
+    call = ToolCall("functions.f:0", "f", "{}")
+    messages = (
+        Message("user", "x"),
+        Message("assistant", empty),
+        Message("user", "y"),
+        Message("assistant", empty, tool_calls=(call,)),
+        Message("tool", empty, tool_call_id=call.id),
+    )
+    sent = json.loads(CLIENT.encode(asked(prompts=(ChatPrompt(messages),))).body)
+    id = "functions_f_0"  # of the characters that the API takes
+    assert sent["messages"] == [
+        {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": id, "name": "f", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": id, "content": []}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"tool_choice": ToolChoice("none")}, None),
+        ({"parallel_tool_calls": False}, None),
+        ({"tools": (Tool("f"),), "tool_choice": ToolChoice("none"), "parallel_tool_calls": True}, {"type": "none"}),
+        ({"tools": (Tool("f"),), "parallel_tool_calls": False}, {"type": "auto", "disable_parallel_tool_use": True}),
+    ],
+)
+def test_a_choice_is_sent_where_the_api_takes_one(fields: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    assert json.loads(CLIENT.encode(asked(**fields)).body).get("tool_choice") == expected
+
+
 def test_a_drawn_seed_is_not_sent() -> None:
     assert b"seed" not in CLIENT.encode(asked(sampling=Sampling(seed=3, seed_drawn=True))).body
 
@@ -219,7 +253,7 @@ def test_a_drawn_seed_is_not_sent() -> None:
         b'event: x\ndata: {"type":"content_block_delta","index":0,"delta":{"text":"x"}}\n\n',
         b"data: <html>\n\n",
         b"data: [[[\n\n",
-        b'data: {"type":"error","error":{"type":"overloaded_error","message":"secret"}}\n\n',
+        b'data: {"type":"error","error":{"type":"api_error","message":"secret"}}\n\n',
         b'data: {"type":"message_start","message":{}}\n\n'
         b'data: {"type":"message_delta","delta":{"stop_reason":"odd"}}\n\n',
     ],
@@ -228,6 +262,14 @@ def test_malformed_answers_are_failures(data: bytes) -> None:
     reader = CLIENT.decoder(asked(stream=True))
     with pytest.raises((BackendFailed, Incomplete)) as raised:
         _ = (reader.feed(data), reader.close())
+    assert "secret" not in raised.value.message
+
+
+@pytest.mark.parametrize("kind", ["overloaded_error", "rate_limit_error"])
+def test_an_overload_within_a_stream_is_one(kind: str) -> None:
+    error = {"type": "error", "error": {"type": kind, "message": "secret"}}
+    with pytest.raises(Overloaded) as raised:
+        CLIENT.decoder(asked(stream=True)).feed(b"data: %b\n\n" % json.dumps(error).encode())
     assert "secret" not in raised.value.message
 
 

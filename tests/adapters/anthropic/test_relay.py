@@ -233,7 +233,8 @@ def test_what_the_protocol_has_a_field_for_is_sent() -> None:
     prompt = ChatPrompt((Message("user", "x"), Message("assistant", "5", reasoning="Hm."), Message("user", "y")))
     request = Generate(id="r", model="m", prompts=(prompt,), grammar=Grammar("json_schema", schema))
     sent = json.loads(CLIENT.encode(request).body)
-    assert sent["output_config"] == {"format": {"type": "json_schema", "schema": schema}}
+    closed = schema | {"additionalProperties": False}
+    assert sent["output_config"] == {"format": {"type": "json_schema", "schema": closed}}
     assert sent["messages"][1]["content"] == [
         {"type": "text", "text": "<thinking>\nHm.\n</thinking>"},
         {"type": "text", "text": "5"},

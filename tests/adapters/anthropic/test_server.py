@@ -286,6 +286,26 @@ def test_fields_of_anthropics_own_servers_are_named(field: str) -> None:
     assert ask(**{field: []}).unread == ()
 
 
+@pytest.mark.parametrize("edits", [[], [{"type": "clear_thinking_20251015", "keep": "all"}]])
+def test_clearing_thoughts_changes_nothing_elsewhere(edits: list[dict[str, Any]]) -> None:
+    """Claude Code sends it by itself with each request."""
+    request = ask(context_management={"edits": edits})
+    assert (request.unread, request.unknown) == ((), ("context_management",))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"edits": [{"type": "clear_tool_uses_20250919"}]},
+        {"edits": [{"type": "clear_thinking_20251015"}, {"type": "compact_20260112"}]},
+        {"edits": [], "more": 1},
+        {"edits": None},
+    ],
+)
+def test_other_management_of_the_context_is_named(given: dict[str, Any]) -> None:
+    assert [part.param for part in ask(context_management=given).unread] == ["context_management"]
+
+
 def test_hints_for_the_cache_are_named_once_and_refused_by_nobody() -> None:
     cached = {"type": "ephemeral"}
     block = {"type": "text", "text": "Hi", "cache_control": cached}

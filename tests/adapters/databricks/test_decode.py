@@ -364,7 +364,6 @@ def test_conversations_whose_roles_alternate_are_accepted(messages: list[dict[st
         ([ASSISTANT, USER], "messages[0]", "a conversation cannot begin with a message of role 'assistant'"),
         ([USER, RESULT], "messages[1]", "a message of role 'tool' cannot follow one of role 'user'"),
         ([USER | {"tool_calls": [CALL]}], "messages[0].tool_calls", "only for messages of role 'assistant'"),
-        ([USER, ASKS | {"content": "a"}, RESULT], "messages[1].content", "must be empty beside 'tool_calls'"),
         ([USER | {"tool_call_id": "c1"}], "messages[0].tool_call_id", "only for messages of role 'tool'"),
         ([USER, ASKS, {"role": "tool", "content": "4"}], "messages[2].tool_call_id", "Missing required parameter"),
         ([{"role": "developer", "content": "a"}], "messages[0].role", "Supported values are: 'system', 'user'"),
@@ -375,6 +374,13 @@ def test_roles_out_of_order_are_refused(messages: list[dict[str, Any]], param: s
         chat(messages=messages)
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+def test_an_assistant_may_say_something_beside_its_calls() -> None:
+    """As answers do, and as `databricks_langchain` sends them back."""
+    read = chat(messages=[USER, ASKS | {"content": "Let me look."}, RESULT]).prompts[0]
+    assert read.messages[1].content == "Let me look."
+    assert [call.name for call in read.messages[1].tool_calls] == ["f"]
 
 
 def test_the_order_of_roles_is_an_option() -> None:

@@ -58,7 +58,12 @@ def asked(prompt: Any = None, **fields: Any) -> Generate:
 def decodable(answer: Completion, *, tokens: bool = False) -> Completion:
     """The answer as a client can decode it: without token ids, and without tokens that were not requested."""
     choices = tuple(
-        msgspec.structs.replace(choice, tokens=choice.tokens if tokens else (), generated=None)
+        msgspec.structs.replace(
+            choice,
+            tokens=choice.tokens if tokens else (),
+            generated=None,
+            reason=FinishReason.TOOL_CALL if choice.tool_calls and choice.reason is FinishReason.EOS else choice.reason,
+        )
         for choice in answer.choices
     )
     return msgspec.structs.replace(answer, choices=choices)

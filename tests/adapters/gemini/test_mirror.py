@@ -203,7 +203,7 @@ def test_requests(
         {"sampling": Sampling(True, temperature=2.5)},
         {"stopping": Stopping(ignore_eos=True)},
         {"stopping": Stopping(stop=("x",), include_stop=True)},
-        {"parallel_tool_calls": False},
+        {"tools": (Tool("f"),), "parallel_tool_calls": False},
         {"grammar": Grammar("regex", "a")},
     ],
 )
@@ -284,6 +284,24 @@ def test_an_answer_with_calls_ends_with_calls() -> None:
     answer = fold(CLIENT.decode(asked(), Reply(json.dumps({"candidates": [said]}).encode())))
     assert answer.choices[0].reason is FinishReason.TOOL_CALL
     assert [(call.name, call.arguments) for call in answer.choices[0].tool_calls] == [("f", '{"a":1}')]
+
+
+def test_each_call_gets_an_id() -> None:
+    """Gemini gives none, and clients of other protocols answer a call by its id."""
+    parts = [{"functionCall": {"name": name, "args": {}}} for name in "fg"]
+    said = {"content": {"parts": parts}, "finishReason": "STOP"}
+    answer = fold(CLIENT.decode(asked(), Reply(json.dumps({"candidates": [said]}).encode())))
+    assert [call.id for call in answer.choices[0].tool_calls] == ["call_r1_0_0", "call_r1_0_1"]
+
+
+def test_images_of_a_result_follow_it() -> None:
+    result = Message("tool", (TextPart("seen"), ImagePart("data:image/png;base64,QUJD", "data")), tool_call_id="t")
+    called = Message("assistant", tool_calls=(ToolCall("t", "f", "{}"),))
+    sent = json.loads(CLIENT.encode(asked(prompts=(ChatPrompt((Message("user", "x"), called, result)),))).body)
+    assert sent["contents"][2]["parts"] == [
+        {"functionResponse": {"name": "f", "response": {"result": "seen"}, "id": "t"}},
+        {"inlineData": {"mimeType": "image/png", "data": "QUJD"}},
+    ]
 
 
 @pytest.mark.parametrize(

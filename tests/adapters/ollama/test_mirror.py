@@ -194,7 +194,7 @@ def test_penalties_look_at_all_tokens() -> None:
         {"stopping": Stopping(stop=("x",), include_stop=True)},
         {"prompts": (TokensPrompt((1,)),)},
         {"tools": (Tool("f"),), "tool_choice": ToolChoice("required")},
-        {"parallel_tool_calls": False},
+        {"tools": (Tool("f"),), "parallel_tool_calls": False},
         {"grammar": Grammar("regex", "a")},
         {"prompts": (ChatPrompt((Message("user", (ImagePart("https://a.example/b.png", "url"),)),)),)},
     ],
@@ -207,6 +207,16 @@ def test_requests_that_the_protocol_cannot_express_are_refused(fields: dict[str,
 def test_no_tools_are_sent_if_none_may_be_called() -> None:
     sent = json.loads(CLIENT.encode(asked(tools=(Tool("f"),), tool_choice=ToolChoice("none"))).body)
     assert "tools" not in sent
+
+
+def test_each_call_gets_an_id() -> None:
+    """Older servers give none, and clients of other protocols answer a call by its id."""
+    called = [{"function": {"name": name, "arguments": {}}} for name in "fg"]
+    lines = [{"message": {"tool_calls": [call]}, "done": False} for call in called]
+    reader = CLIENT.decoder(asked(stream=True))
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in (*lines, {"done": True}))
+    answer = fold((*reader.feed(data), *reader.close()))
+    assert [call.id for call in answer.choices[0].tool_calls] == ["call_r1_0", "call_r1_1"]
 
 
 def test_embeddings() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.fold import fold
-from schemas.completion import Completion
+from schemas.completion import Choice, Completion
 from schemas.errors import BackendFailed, Incomplete
 from schemas.ir import (
     ChatPrompt,
@@ -64,13 +64,18 @@ def decodable(name: str, answer: Completion, *, tokens: bool = False) -> Complet
     choices = tuple(
         msgspec.structs.replace(
             choice,
-            reason=table.remote.reasons[table.wording.finish[choice.reason]],
+            reason=ended(table.remote.reasons[table.wording.finish[choice.reason]], choice),
             tokens=tuple(msgspec.structs.replace(token, id=None) for token in choice.tokens) if tokens else (),
             generated=None,
         )
         for choice in answer.choices
     )
     return msgspec.structs.replace(answer, choices=choices)
+
+
+def ended(reason: FinishReason, choice: Choice) -> FinishReason:
+    """The reason as it is read: calls end with that of calls, whatever word the remote has for it."""
+    return FinishReason.TOOL_CALL if choice.tool_calls and reason is FinishReason.EOS else reason
 
 
 def uncounted(events: Events) -> Usage:

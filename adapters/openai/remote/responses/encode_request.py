@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from adapters.openai.dialects import Dialect
+from adapters.openai.remote.encode_request import short_user
 from adapters.openai.responses.decode import LOGPROBS
 from adapters.outbound import conversation, image_url, inexpressible
 from schemas.ir import (
@@ -59,7 +60,7 @@ def write_body(dialect: Dialect, request: Generate) -> bytes:
         "text": _text(request.grammar, hints.get("verbosity")),
         "reasoning": {"effort": hints["reasoning_effort"]} if "reasoning_effort" in hints else None,
         "truncation": "auto" if request.overflow == "drop_turns" else None,
-        "user": request.user,
+        "user": short_user(request.user),
         **{name: hints.get(name) for name in _LABELS},
         "stream": request.stream or None,
         "store": False,

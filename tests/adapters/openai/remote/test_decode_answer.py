@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from adapters.base import Reply
+from adapters.fold import fold
 from schemas.errors import (
     BackendFailed,
     Incomplete,
@@ -17,6 +18,7 @@ from schemas.ir import (
     FinishReason,
     Started,
     Token,
+    ToolCall,
     ToolDelta,
     Usage,
 )
@@ -82,7 +84,8 @@ def test_finish_reasons(fields: dict[str, Any], expected: dict[str, Any]) -> Non
 )
 def test_messages(message: dict[str, Any], expected: dict[str, Any]) -> None:
     events = client().decode(talk(), answer(choice(message=message)))
-    assert events[1] == Finished(**expected, reason=FinishReason.EOS)
+    reason = FinishReason.TOOL_CALL if "tool_calls" in expected else FinishReason.EOS
+    assert events[1] == Finished(**expected, reason=reason)
 
 
 def test_usage_with_and_without_details() -> None:
@@ -173,6 +176,24 @@ def test_tgis_last_chunk_with_text_and_empty_finish_reasons() -> None:
         Finished(text="b", reason=FinishReason.EOS),
         Usage(0, 2),
     )
+
+
+@pytest.mark.parametrize("index", [{}, {"index": 0}], ids=["no index", "always the same index"])
+def test_another_id_and_name_are_another_call(index: dict[str, int]) -> None:
+    """As Google's servers, and some versions of Ollama's, stream parallel calls."""
+
+    def part(id: str, function: dict[str, str]) -> dict[str, Any]:
+        return chunk(tool_calls=[{**index, "id": id, "function": function}])
+
+    events = read(
+        part("a", {"name": "f", "arguments": "{"}),
+        part("a", {"name": "f", "arguments": "}"}),
+        part("b", {"name": "g", "arguments": "["}),
+        part("", {"arguments": "]"}),
+        chunk("stop"),
+    )
+    assert fold(events).choices[0].tool_calls == (ToolCall("a", "f", "{}"), ToolCall("b", "g", "[]"))
+    assert fold(events).choices[0].reason is FinishReason.TOOL_CALL
 
 
 def test_parts_of_tool_calls() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from adapters.databricks import ADAPTER as DATABRICKS
-from adapters.openai import ADAPTER
+from adapters.openai import ADAPTER, BESIDE_RESPONSES
 from adapters.openai.client import OpenAIClient
 from adapters.openai.dialects import Dialect
 from adapters.openai.remote.encode_request import _fields, _is_plain, _is_written_plainly, _plain_fields
@@ -41,6 +42,26 @@ from tests.adapters.openai.scenes import chat, client, completion
 
 def body(request: Generate, codec: OpenAIClient | None = None) -> dict[str, Any]:
     return json.loads((codec or client()).encode(request).body)
+
+
+def test_a_user_with_a_longer_name_than_openai_takes_is_sent_as_its_digest() -> None:
+    """Claude Code's `metadata.user_id` has 150 characters."""
+    for request in (talk(user="u" * 65), talk(user="u" * 65, n=2)):  # the plain way, and the full one
+        assert body(request)["user"] == sha256(b"u" * 65).hexdigest()
+    assert body(talk(user="u" * 64))["user"] == "u" * 64
+
+
+def test_a_choice_among_tools_is_sent_with_tools_alone() -> None:
+    without = talk(tool_choice=ToolChoice("none"), parallel_tool_calls=False)
+    assert body(without) == body(talk())
+    assert body(replace(without, tools=(Tool("f"),))).keys() >= {"tools", "tool_choice", "parallel_tool_calls"}
+
+
+def test_a_limit_has_the_name_that_openais_reasoning_models_take() -> None:
+    codec = BESIDE_RESPONSES.client(BESIDE_RESPONSES.dialects["openai"])
+    for n in (1, 2):
+        sent = body(talk(n=n, stopping=Stopping(max_new_tokens=5)), codec)
+        assert (sent.get("max_tokens"), sent["max_completion_tokens"]) == (None, 5)
 
 
 def test_a_raw_prompt() -> None:
