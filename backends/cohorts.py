@@ -56,9 +56,14 @@ def _take(cohort: list[Steps]) -> None:
                     left.append(steps)
                     break
             except Exception as error:
-                context = {"message": "a step of a request failed", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(context)
+                _report(error)
         cohort = left
+
+
+def _report(error: Exception) -> None:
+    """Have a failed step logged: it is no fault of the code that took it."""
+    context = {"message": "a step of a request failed", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
 
 
 class Cohorts:
@@ -87,7 +92,10 @@ class Cohorts:
             self._at_once += 1
             if self._at_once == 2:  # a callback for a single one would only delay it
                 self._loop.call_soon(self._count)
-            deque(steps, 0)
+            try:
+                deque(steps, 0)
+            except Exception as error:
+                _report(error)
             return
         if not self._waiting:
             self._loop.call_soon(self._run)

@@ -117,6 +117,7 @@ class Service:
         self._ids: list[str] = []  # of requests to come
         self.backend_health = BackendHealth(backends)
         self._said = ""  # of what the last look failed with
+        self._behind = ""  # why what is deployed by now is not served yet
         self._tasks: list[asyncio.Task[None]] = []
         self._live = LiveDeployments(config, self.shared.endpoints if self.shared is not None else None)
         figures = figures_folder(config, folder)
@@ -145,10 +146,12 @@ class Service:
     def refresh(self) -> None:
         """Serve what is deployed by now. Called before every request, so that a change that one worker has confirmed is
         known to all. Requests in flight keep their plan and experiment.
+
+        What was served before stays in force if that fails (a disk that is full), until a later look succeeds.
         """
         # Without a state file nothing can change, and not even the `stat` is paid for.
         if self.is_changeable and self._live.refresh():
-            self._serve()
+            self._catch_up()
 
     async def limit(self, key: Key | None, plan: Plan, request: Request) -> Ticket | None:
         """Count a request for the limits of its key, its endpoint and its user; None if it has no limits.
@@ -167,8 +170,14 @@ class Service:
         return await self.limiter.enter(rules, estimated_tokens(request) if rules.by_tokens else 0)
 
     async def manage(self, change: Change, by: str = "") -> None:
-        """Change what is deployed, for all workers; see `Changes.manage`."""
+        """Change what is deployed, for all workers; see `Changes.manage`.
+
+        Raises:
+            schemas.errors.BackendUnavailable: the change is made, and this worker cannot serve it yet.
+        """
         await self.changes.manage(change, by, self.backend_health.states, generating(self.backends))
+        if self._behind:
+            raise BackendUnavailable("The change is stored, but cannot be served yet; the log says why.")
 
     def deployed(self, endpoint: str) -> Endpoint:
         """An endpoint of the catalog as it is served now."""
@@ -272,6 +281,8 @@ class Service:
         # An update comes into force one check late at most. `_stop_arms` reads what guardrails of all workers stopped.
         await self._live.settle(self.backend_health.states)
         self.refresh()
+        if self._behind:
+            self._catch_up()
         self._stop_arms()
         if self.is_changeable and await self.ramps.move():
             self.refresh()
@@ -280,6 +291,17 @@ class Service:
             self.metrics.note_health(self.backend_health.states)
             self.catalog = self._catalog()
             self._warn_of_mixed_arms()
+
+    def _catch_up(self) -> None:
+        """Serve what is deployed; note and log why, if that fails."""
+        try:
+            self._serve()
+        except Exception as error:  # no request is answered worse for it
+            if (why := repr(error)) != self._behind:  # not again and again
+                log.error("state.not_served", error=why)
+            self._behind = why
+        else:
+            self._behind = ""
 
     def _serve(self) -> None:
         """Route to what is deployed. An experiment whose endpoint is unchanged goes on."""

@@ -46,13 +46,15 @@ class BegunExchange:
 
     def put_back(self) -> None:
         """Send nothing."""
-        self.connection.put_back()
+        self._pool.put_back(self.connection)
 
     def send(self, timeout: float) -> None:
         """Send the request. Its answer is to be there, or a stream's first event, after `timeout` s."""
         connection = self._connection
         assert connection is not None
         connection.send(self._data)
+        if connection.opening:
+            self._pool.open_begun(connection)
         self.deadline = connection.time() + timeout
 
     def listen(self, listener: Callable[[], None]) -> None:

@@ -201,10 +201,6 @@ class Connection(ReceivedResponse):
             return None
         return self.peek()
 
-    def put_back(self) -> None:
-        """Return the connection to its pool unused."""
-        self._on_idle(self)
-
     def release(self) -> None:
         """End the exchange. Unless the response is complete, the socket is closed: that tells the upstream to stop."""
         # Unsent bytes: the upstream answered before it had read the whole request (a 413, say), and may never read the

@@ -111,16 +111,26 @@ class Pool:
         return None
 
     def begin(self) -> Connection | None:
-        """Borrow an idle connection, or one that is being opened; None: others wait, or there is no slot."""
+        """Borrow an idle connection, or one that `open_begun` opens; None: others wait, or there is no slot."""
         if (connection := self.take_idle()) is not None:
             return connection
         if self._closed or len(self._waiting) or self.open >= self._limits.connections:
             return None
         connection = Connection(self._limits, self._on_idle, self._on_closed, opening=True)
         self._connections.add(connection)
+        return connection
+
+    def open_begun(self, connection: Connection) -> None:
+        """Open a connection that was lent before: it sends its request then."""
         self._opening.add(task := asyncio.ensure_future(self._open(connection)))
         task.add_done_callback(partial(self._opened, connection))
-        return connection
+
+    def put_back(self, connection: Connection) -> None:
+        """Take back a connection on which nothing was sent."""
+        if connection.opening:  # nobody has begun to open it
+            self._on_closed(connection)
+        else:
+            self._on_idle(connection)
 
     async def _open(self, connection: Connection) -> None:
         """Open a connection that is lent already."""

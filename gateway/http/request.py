@@ -208,12 +208,15 @@ class RequestHandler:
         account.stage, account.request = "route", request
         router = service.router
         account.from_console = CONSOLE_HEADER in call.headers
-        # What the fast path has counted in an experiment (`account.exposure`) keeps the plan that it was counted by.
-        account.plan = plan = account.plan or router.plan(request, call.headers)
-        account.ticket = ticket = account.ticket or await service.limit(account.key, plan, request)
-        # A change of what is deployed has replaced the experiments, too. Nothing is awaited from here to the exposure.
-        if account.exposure is None and service.router is not router:
-            account.plan = plan = service.router.plan(request, call.headers)
+        begun = account.plan  # without a task: the request keeps it, and has passed its limits
+        account.plan = plan = begun or router.plan(request, call.headers)
+        if begun is None:
+            account.ticket = await service.limit(account.key, plan, request)
+            # A change of what is deployed has replaced the experiments, too. Nothing is awaited from here to the
+            # exposure.
+            if service.router is not router:
+                account.plan = plan = service.router.plan(request, call.headers)
+        ticket = account.ticket
         if ticket is not None:
             account.quotas = ticket.quotas
         if service.exporter is not None:

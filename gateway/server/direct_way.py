@@ -102,6 +102,11 @@ class DirectWay:
         self._is_last = False  # whether the connection ends with it
         self._guard: asyncio.Future[None] | None = None
 
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client has not taken what was written to it."""
+        return bool(self._connection.flow.write_paused)
+
     def takes(self, head: Head) -> bool:
         """Whether requests with a head may be answered so."""
         return self._lane_of(head) is not None

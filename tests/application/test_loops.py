@@ -49,7 +49,7 @@ async def test_a_loop_ends(kind: str, path: str, stream: bool) -> None:
     assert sent == MOST_GATEWAYS + 1, "nothing is asked again on the way back"
 
 
-async def test_what_a_request_has_passed_is_told_to_the_server() -> None:
+async def test_a_server_learns_what_a_request_has_passed() -> None:
     """A line for each gateway like this one; other proxies' words stay here."""
 
     def play(asked: Asked) -> tuple[Step, ...]:

@@ -100,6 +100,30 @@ async def test_health_is_checked_on_after_a_check_that_failed(monkeypatch: pytes
     assert [entry["event"] for entry in entries] == ["service.not_checked"]
 
 
+async def test_what_cannot_be_served_yet_is_served_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a disk is full on which the figures of a new experiment are to lie."""
+    served = service()
+    before, serve, full = served.router, served.experiments.serve, [True]
+
+    def fails(*given: Any) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        serve(*given)
+
+    monkeypatch.setattr(served.experiments, "serve", fails)
+    monkeypatch.setattr(served._live, "refresh", iter([True, False, False, False]).__next__)
+    served.is_changeable = True
+    with capture_logs() as entries:
+        served.refresh()
+        await served._look()
+        assert served.router is before
+        full.clear()
+        await served._look()
+        assert served.router is not before
+    assert [entry["event"] for entry in entries] == ["state.not_served"], "once"
+    await served.aclose()
+
+
 @pytest.mark.slow
 def test_an_id_cannot_be_guessed_from_others() -> None:
     one, other = service(), service()

@@ -119,33 +119,30 @@ class Lane:
         if client.body is not body:  # a task has it
             return
         service, operation = self._service, self._operation
-        key = None if self._digest is None else service.keys.usual(self._digest)
-        is_refused = service.draining or service.running >= service.limits.max_concurrent_requests
-        is_unusual = (key is None and self._digest is not None) or len(body) > service.limits.max_body
-        if is_refused or is_unusual or not service.router.asks_directly:
-            client.go_on()
-            return
-        if service.is_changeable:
-            service.refresh()
-        request = plan = exchange = None
+        request = plan = exchange = entered = None
         try:
-            yield
-            request = self._read(request_id := service.new_id(), key, body)
+            key = None if self._digest is None else service.keys.usual(self._digest)
+            is_refused = service.draining or service.running >= service.limits.max_concurrent_requests
+            is_unusual = (key is None and self._digest is not None) or len(body) > service.limits.max_body
+            if not (is_refused or is_unusual) and service.router.asks_directly:
+                if service.is_changeable:
+                    service.refresh()
+                yield
+                request = self._read(request_id := service.new_id(), key, body)
             if request is not None:
                 yield
                 plan = service.router.plan(request, self._headers)
                 yield
                 exchange = self._exchange(request, plan)
+                yield
+                # Once more: others of its cohort may have begun since the first step.
+                if exchange is not None and service.running < service.limits.max_concurrent_requests:
+                    entered = self._enter(key, request, plan.targets[0].endpoint)
         except Exception:  # noqa: S110 - whatever it is, the task refuses it
             pass
-        if request is None or plan is None or exchange is None:
-            client.go_on()
-            return
-        yield
-        # Once more: others of its cohort may have begun since the first step.
-        is_full = service.running >= service.limits.max_concurrent_requests
-        if is_full or (entered := self._enter(key, request, plan.targets[0].endpoint)) is None:
-            exchange.put_back()
+        if request is None or plan is None or exchange is None or entered is None:
+            if exchange is not None:
+                exchange.put_back()
             client.go_on()
             return
         service.running += 1

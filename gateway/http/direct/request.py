@@ -26,6 +26,11 @@ Wrap = Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]
 class DirectClient(Protocol):
     """Who has sent a request."""
 
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client has not taken what was written to it."""
+        ...
+
     def answer(self, status: int, fields: bytes, body: bytes) -> None:
         """Send a whole answer.
 
@@ -104,14 +109,12 @@ class DirectRequest:
             The account with which it goes on, and what its coroutine is to be wrapped in.
         """
         account, service = self._account, self._account.service
-        # The task counts these again in the next turn of the loop. The share stays, and so does the ticket. An exposure
-        # stays with the plan by which it was counted.
+        # The task counts these again in the next turn of the loop. What was decided stays, whatever has changed since:
+        # the key, the request with its plan and exposure, the share and the ticket.
         service.begun -= 1
         service.running -= 1
         service.metrics.running.add(-1.0)
-        account.request = account.target = account.decoded = None
-        if account.exposure is None:
-            account.plan = None
+        account.target = account.decoded = None
         account.stage = "read"
         self._is_ready = True  # the task does all of it
         return account, self._exchange.hand_over()
@@ -191,8 +194,10 @@ class DirectRequest:
     def _answer(self, reply: Reply) -> None:
         """Send a whole answer."""
         more = reply.headers if reply.status == 200 else (*reply.headers, *status_headers(reply.status))
-        self._client.answer(reply.status, self._fields(reply.media_type, more, len(reply.body)), reply.body)
-        self._close()
+        try:
+            self._client.answer(reply.status, self._fields(reply.media_type, more, len(reply.body)), reply.body)
+        finally:  # also if the client's next request, which begins with that, fails
+            self._close()
 
     def _close(self) -> None:
         """Have the request logged and counted. Nothing more happens to it."""

@@ -54,7 +54,10 @@ class StreamedRequest(DirectRequest):
     def lose_client(self) -> None:
         """End a stream whose client has left."""
         self._exchange.leave()
-        self._close()
+        try:
+            self._account.settle(self._account.outcome)  # its limits are for the client's next request, at once
+        finally:
+            self._close()
 
     def cancel(self) -> None:
         """End a stream that takes too long for a server that stops."""
@@ -94,6 +97,8 @@ class StreamedRequest(DirectRequest):
         self.outbox = self._client.open(head, _chunk(data))
         self.streams = True
         self.outbox.flush_early()
+        if self._client.write_paused:  # by an answer before this one, maybe: nobody says so again
+            self.pause()
         if not is_whole:  # no end that has to be counted first
             account.note_batch(events)
         return True
@@ -122,8 +127,10 @@ class StreamedRequest(DirectRequest):
 
     def end(self) -> None:
         """Send the end."""
-        self._client.end()
-        self._close()
+        try:
+            self._client.end()
+        finally:  # also if the client's next request, which begins with that, fails
+            self._close()
 
     def fail(self, error: Exception) -> None:
         """Send the error, with a status of its own if nothing was sent yet."""

@@ -91,7 +91,9 @@ class RequestReader:
         client = self._client
         headers = decode_headers(self._scope["headers"]) if client.headers is None else client.headers
         observer.trace(headers, self._scope, route.path)
-        if route.kind == "manage":
+        if client.account is not None:
+            pass  # it was checked when the request was begun without a task
+        elif route.kind == "manage":
             self._account.key = service.keys.check_admin(headers)
         elif service.keys.required and not route.open:
             self._account.key = service.keys.check(headers)
@@ -105,7 +107,8 @@ class RequestReader:
         if body is None:
             return None
         # After the body, which may take a minute: the request gets what is deployed now, not what was at its beginning.
-        service.refresh()
+        if client.account is None:
+            service.refresh()
         if route.stores or route.keeps:
             self.stores = service.stores.of(given_key(headers))
         query = self._scope.get("query_string", b"")
@@ -133,7 +136,8 @@ class RequestReader:
         allowed = self._account.time_allowed
         if allowed is not None and monotonic() - self._account.began >= allowed:
             raise RequestTimeout("The request did not arrive in the time that it allows.")
-        decoded = await self._decoded(call, body)
+        # One that was begun without a task keeps what was decoded then.
+        decoded = self._account.request or await self._decoded(call, body)
         if (self._account.owner is not None or self._destinations) and isinstance(decoded, Generate | Embed | Relay):
             decoded = replace(decoded, flow=self._account.owner or "", destinations=self._destinations)
         return decoded

@@ -83,6 +83,7 @@ class Opening:
         assert connection is not None
         self.connection = connection
         connection.send(REQUEST)
+        self.pool.open_begun(connection)
         connection.listen(self._hear, None)
 
     async def _connect(self, make: Callable[[], Connection]) -> None:
@@ -126,11 +127,26 @@ async def test_a_connection_that_is_not_opened_fails_its_request(leaves: bool) -
         opening.connection.has_ended()
 
 
+async def test_a_connection_on_which_nothing_is_sent_is_not_opened() -> None:
+    """A request that a limit refuses costs the server nothing."""
+    opened: list[Callable[[], Connection]] = []
+
+    async def connect(make: Callable[[], Connection]) -> None:
+        opened.append(make)
+
+    pool = Pool(connect, TransportLimits(connections=1))
+    connection = pool.begin()
+    assert connection is not None
+    assert pool.open == 1
+    pool.put_back(connection)
+    await asyncio.sleep(0.01)
+    assert (pool.open, opened) == (0, [])
+
+
 async def test_nothing_is_sent_for_a_request_that_left_before_the_connection_was_open() -> None:
     async with upstream(lambda _: (Hang(),)) as there:
         opening = Opening(there.port)
-        opening.connection.put_back()
-        opening.connection.listener = None
+        opening.connection.release()
         opening.release.set()
         await until(lambda: opening.pool.open == 0)
         assert not there.asked
