@@ -28,6 +28,7 @@ from gateway.config import (
     wrong_endpoint,
 )
 from gateway.deployment.ramp import Move, RampState, moved, with_share
+from gateway.experiments.metrics import wrong_metrics
 from gateway.storage.shared.document import Revised
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
@@ -288,19 +289,27 @@ def _endpoint(
     kept = (_with_kept_settings(entity, before, first=entity is made[0]) for entity in made)
     # An update lists served entities only; routing, experiment and fallback stay as they were.
     endpoint = replace(before, served_entities=tuple(kept))
-    if wrong := wrong_endpoint(endpoint, backends) or mixed_kinds(endpoint, generates) or lacks_package(endpoint):
+    # All for which a start would refuse the state file, so that no such state is ever written.
+    wrong = wrong_endpoint(endpoint, backends) or wrong_metrics(endpoint)
+    if wrong := wrong or mixed_kinds(endpoint, generates) or lacks_package(endpoint):
         raise InvalidRequest(f"{change.endpoint}{wrong}", param="config.served_entities")
     return endpoint
 
 
 def _with_kept_settings(entity: ServedEntity, before: Endpoint, *, first: bool) -> ServedEntity:
     """Keep the settings that Databricks' API cannot express: a shadow stays one as long as it gets no share, and a
-    paired served entity stays paired as long as it is not the first.
+    paired served entity stays paired as long as it is not the first. Task and price are those of a model: they stay as
+    long as backend and model do.
     """
     for old in before.served_entities:
         if old.name == entity.name:
-            shadow = None if entity.traffic_percentage else old.shadow
-            return replace(entity, shadow=shadow, paired=None if first else old.paired)
+            kept = replace(
+                entity,
+                shadow=None if entity.traffic_percentage else old.shadow,
+                paired=None if first else old.paired,
+            )
+            same = (entity.backend, entity.model) == (old.backend, old.model)
+            return replace(kept, task=old.task, price=old.price) if same else kept
     return entity
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from backends.base import Health
-from gateway.config import ConfigError, Endpoint, Paired, ServedEntity, Shadow
+from gateway.config import ConfigError, Endpoint, Experiment, MetricGuardrail, Paired, Price, ServedEntity, Shadow
 from gateway.deployment.deployments import Deployment, State, changed, deployed, entity_name, mixed_kinds, settled
 from schemas.catalog import Change
 from schemas.catalog import ServedEntity as ListedEntity
@@ -146,6 +146,37 @@ def test_settings_that_databricks_api_cannot_express_are_kept() -> None:
     assert after(ListedEntity("a", "s", 100), ListedEntity("b", "t", 0)) == [(False, False), (True, True)]
     assert after(ListedEntity("a", "s", 50), ListedEntity("b", "s", 50)) == [(False, False), (False, True)]
     assert after(ListedEntity("b", "s", 100)) == [(False, False)]
+
+
+def test_the_price_and_the_task_of_a_model_are_kept_as_long_as_it_stays() -> None:
+    price = Price(prompt=1.0)
+    arm = ServedEntity(name="a", backend="s", model="echo", task="completions", price=price)
+    before = Deployment(endpoint=Endpoint(served_entities=(arm,), task="completions"))
+
+    def after(*entities: ListedEntity) -> list[tuple[str | None, Price | None]]:
+        found = changed({"chat": before}, update(*entities), BACKENDS, NOW)
+        assert found is not None
+        return [(each.task, each.price) for each in found.serving.served_entities]
+
+    assert after(ListedEntity("a", "s/echo", 60), ListedEntity("b", "s/echo", 40)) == [
+        ("completions", price),
+        (None, None),
+    ]
+    # A price of another model would be wrong.
+    assert after(ListedEntity("a", "s/other")) == [(None, None)]
+    assert after(ListedEntity("a", "t/echo")) == [(None, None)]
+
+
+def test_a_change_with_which_the_server_would_not_start_again_is_refused() -> None:
+    guardrails = (MetricGuardrail(metric="cost", worse_than=0.1),)
+    arms = tuple(
+        ServedEntity(name=name, backend="s", traffic_percentage=50, price=Price(prompt=1.0)) for name in ("a", "b")
+    )
+    before = Deployment(endpoint=Endpoint(served_entities=arms, experiment=Experiment(guardrails=guardrails)))
+    shares = update(ListedEntity("a", "s", 10), ListedEntity("b", "s", 90))
+    assert changed({"chat": before}, shares, BACKENDS, NOW) is not None
+    with pytest.raises(InvalidRequest, match="'cost' needs the price of 'b'"):
+        changed({"chat": before}, update(ListedEntity("a", "s", 50), ListedEntity("b", "t", 50)), BACKENDS, NOW)
 
 
 def test_the_name_of_an_entity_is_its_backend_and_model() -> None:
