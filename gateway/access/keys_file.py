@@ -22,6 +22,9 @@ PREFIX = "il-"
 _HINT = len(PREFIX) + 4
 """Characters of a key that listings show."""
 
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A time with its zone: times without one cannot be compared with now."""
+
 
 class Key(Section, frozen=True):
     """One key.
@@ -44,7 +47,7 @@ class Key(Section, frozen=True):
     endpoints: tuple[str, ...] = ("*",)
     limits: tuple[Limit, ...] = ()
     created: datetime | None = None
-    expires: datetime | None = None
+    expires: Moment | None = None
 
     def may(self, role: Role) -> bool:
         """Whether it has a role, or all of them as an admin."""
@@ -82,13 +85,17 @@ def read_keys(file: JsonFile[KeyList]) -> tuple[Key, ...]:
     Raises:
         ConfigError: it does not exist, cannot be read, or two keys have the same name or digest.
     """
-    if not file.path.exists():
-        raise ConfigError(f"server.keys_file: there is no file '{file.path}'; `gateway keys new` makes one")
+    _check_exists(file)
     keys = file.read().keys
     for unique in ({key.name for key in keys}, {key.digest for key in keys}):
         if len(unique) != len(keys):
             raise ConfigError(f"{file.path}: two keys have the same name or the same digest")
     return keys
+
+
+def _check_exists(file: JsonFile[KeyList]) -> None:
+    if not file.path.exists():
+        raise ConfigError(f"server.keys_file: there is no file '{file.path}'; `gateway keys new` makes one")
 
 
 def new_key(
@@ -99,14 +106,25 @@ def new_key(
     endpoints: tuple[str, ...] = ("*",),
     limits: tuple[Limit, ...] = (),
     expires: datetime | None = None,
+    makes_file: bool = True,
 ) -> str:
     """Make a key and add it to the file; return it. It is not kept and cannot be shown again. Blocks.
+
+    Args:
+        file: the file.
+        name: the key's.
+        roles: what it may do.
+        endpoints: those that it may ask.
+        limits: of its requests.
+        expires: from when on it is refused; None: never.
+        makes_file: whether a file that does not exist is made. While serving it would lock out all other keys, which
+            are known until then.
 
     Raises:
         Conflict: the name is taken.
         ConfigError: the file cannot be read.
         OSError: it cannot be written.
-        msgspec.ValidationError: the name or a limit is not allowed.
+        msgspec.ValidationError: the name, a limit or the time is not allowed.
     """
     text = PREFIX + secrets.token_urlsafe(32)
     made = Key(
@@ -123,6 +141,8 @@ def new_key(
     made = msgspec.convert(msgspec.to_builtins(made), Key)
 
     def add(found: KeyList) -> KeyList:
+        if not makes_file:
+            _check_exists(file)
         if any(key.name == name for key in found.keys):
             raise Conflict(f"There is a key '{name}' already.")
         return KeyList(keys=(*found.keys, made))
@@ -136,11 +156,12 @@ def revoke_key(file: JsonFile[KeyList], name: str) -> None:
 
     Raises:
         RouteNotFound: there is no such key.
-        ConfigError: the file cannot be read.
+        ConfigError: the file does not exist or cannot be read.
         OSError: it cannot be written.
     """
 
     def remove(found: KeyList) -> KeyList:
+        _check_exists(file)  # the keys that workers know stay in force then
         kept = tuple(key for key in found.keys if key.name != name)
         if len(kept) == len(found.keys):
             raise RouteNotFound(f"There is no key '{name}'.")

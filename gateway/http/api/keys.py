@@ -13,7 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import HTTPScope, Send
 
 from gateway.access.headers import decode_headers
-from gateway.access.keys_file import KeyList, keys_file, new_key, read_keys, revoke_key
+from gateway.access.keys_file import KeyList, Moment, keys_file, new_key, read_keys, revoke_key
 from gateway.config import ConfigError, Limit, Role, Section
 from gateway.http.api.experiment import Handler
 from gateway.http.reading.body import read_body
@@ -29,7 +29,7 @@ class NewKey(Section, frozen=True):
     roles: tuple[Role, ...] = ("ask",)
     endpoints: tuple[str, ...] = ("*",)
     limits: tuple[Limit, ...] = ()
-    expires: datetime | None = None
+    expires: Moment | None = None
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -61,7 +61,7 @@ def handler(service: Service) -> HTTPRouteHandler:
         service.keys.check_admin(headers)
         file = _file(service)
         if request.method == "GET":
-            found = await asyncio.to_thread(read_keys, file)
+            found = await _with_file(read_keys, file)
             shown = [
                 Listed(key.name, key.hint, key.roles, key.endpoints, key.limits, key.created, key.expires)
                 for key in found
@@ -71,7 +71,7 @@ def handler(service: Service) -> HTTPRouteHandler:
         if body is None:  # the client has left
             return Response(b"")
         asked = _read(body)
-        made = await _changed(
+        made = await _with_file(
             new_key,
             file,
             asked.name,
@@ -79,6 +79,7 @@ def handler(service: Service) -> HTTPRouteHandler:
             endpoints=asked.endpoints,
             limits=asked.limits,
             expires=asked.expires,
+            makes_file=False,
         )
         return Response(msgspec.json.encode(Made(asked.name, made)), media_type="application/json", status_code=201)
 
@@ -92,7 +93,7 @@ async def revoke(service: Service, name: str, scope: HTTPScope, send: Send) -> N
         schemas.errors.RequestError: a wrong key, or there is no such key.
     """
     service.keys.check_admin(decode_headers(scope["headers"]))
-    await _changed(revoke_key, _file(service), name)
+    await _with_file(revoke_key, _file(service), name)
     headers = [(b"x-request-id", service.new_id().encode())]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -108,14 +109,14 @@ def _file(service: Service) -> JsonFile[KeyList]:
     return keys_file(Path(path))
 
 
-async def _changed(change: Any, *given: Any, **named: Any) -> Any:
-    """Change the file in a thread: locking and `fsync` block."""
+async def _with_file(call: Any, *given: Any, **named: Any) -> Any:
+    """Read or change the file in a thread: locking and `fsync` block."""
     try:
-        return await asyncio.to_thread(change, *given, **named)
+        return await asyncio.to_thread(call, *given, **named)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"The key cannot be made: {error}") from None
     except (ConfigError, OSError) as error:
-        raise BackendUnavailable(f"The keys cannot be changed: {error}") from None
+        raise BackendUnavailable(f"The keys cannot be read or changed: {error}") from None
 
 
 def _read(body: bytes) -> NewKey:

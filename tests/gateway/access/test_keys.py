@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gateway.access.keys import Keys, given_key, keys_from
+from gateway.access.keys_file import keys_file, new_key, read_keys
 from gateway.config import ConfigError
 from schemas.errors import Forbidden, GatewayError, Unauthorized
 
@@ -78,3 +81,11 @@ def test_keys_come_from_an_environment_variable(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("THE_KEYS", value)
         with pytest.raises(ConfigError, match="THE_KEYS"):
             keys_from("THE_KEYS")
+
+
+def test_an_expiry_without_a_zone_is_refused_when_the_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    new_key(keys_file(file), "team")
+    file.write_text(file.read_text().replace('"expires": null', '"expires": "2030-01-01T00:00:00"'))
+    with pytest.raises(ConfigError, match="timezone"):
+        read_keys(keys_file(file))

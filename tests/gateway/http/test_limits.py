@@ -203,6 +203,22 @@ async def test_the_admin_api_makes_lists_and_revokes(file: Path) -> None:
         assert (await client.post("/v1/keys", json=body, headers=admin)).status_code == 409
         wrong = await client.post("/v1/keys", json={"name": "a b"}, headers=admin)
         assert (wrong.status_code, "name" in wrong.text) == (400, True)
+        wrong = await client.post("/v1/keys", json={"name": "x", "expires": "2030-01-01T00:00:00"}, headers=admin)
+        assert (wrong.status_code, "timezone" in wrong.text) == (400, True)
         assert (await client.delete("/v1/keys/team", headers=admin)).status_code == 204
         assert (await client.delete("/v1/keys/team", headers=admin)).status_code == 404
         assert (await client.post("/v1/chat/completions", json=CHAT, headers=team)).status_code == 401
+
+
+async def test_a_key_that_is_made_while_the_file_is_missing_locks_nobody_out(file: Path) -> None:
+    admin = bearer(new_key(keys_file(file), "root", roles=("admin",)))
+    async with running(application(file)) as client:
+        file.unlink()  # noqa: ASYNC240 - one line
+        answers = [
+            await client.post("/v1/keys", json={"name": "team"}, headers=admin),
+            await client.get("/v1/keys", headers=admin),
+            await client.delete("/v1/keys/root", headers=admin),
+        ]
+        assert [(each.status_code, "there is no file" in each.text) for each in answers] == [(503, True)] * 3
+        assert not file.exists()  # noqa: ASYNC240 - one look
+        assert (await client.post("/v1/chat/completions", json=CHAT, headers=admin)).status_code == 200
