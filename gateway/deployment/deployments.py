@@ -25,6 +25,7 @@ from gateway.config import (
     Section,
     ServedEntity,
     lacks_package,
+    nearest,
     wrong_endpoint,
 )
 from gateway.deployment.ramp import Move, RampState, moved, with_share
@@ -80,11 +81,19 @@ class State(Revised, frozen=True):
     resets: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collection[str]) -> Deployments:
+def deployed(
+    endpoints: Mapping[str, Endpoint], state: State, backends: Collection[str], filters: Collection[str] = ()
+) -> Deployments:
     """Return all deployments: the state's, and those of the configuration that it does not override.
 
+    Args:
+        endpoints: those of the configuration.
+        state: what was changed while serving.
+        backends: the names of those that are configured.
+        filters: likewise.
+
     Raises:
-        ConfigError: the state names a backend that is no longer configured, or is invalid otherwise.
+        ConfigError: the state names a backend or a filter that is no longer configured, or is invalid otherwise.
     """
     found: dict[str, Deployment | None] = {name: Deployment(endpoint=endpoint) for name, endpoint in endpoints.items()}
     found |= state.endpoints
@@ -100,7 +109,16 @@ def deployed(endpoints: Mapping[str, Endpoint], state: State, backends: Collecti
             # The state may be older than the configuration file: a backend it names may be gone from that.
             if endpoint is not None and (wrong := wrong_endpoint(endpoint, backends)):
                 raise ConfigError(f"endpoints.{name}{wrong}")
+    for name, kept in state.endpoints.items():
+        if kept is not None and (gone := _filters_of(kept) - {*filters}):
+            what = f"there is no filter '{min(gone)}'{nearest(min(gone), filters)}"
+            raise ConfigError(f"endpoints.{name}.filters: {what} (from the state file)")
     return present
+
+
+def _filters_of(deployment: Deployment) -> set[str]:
+    configured = (deployment.endpoint, deployment.pending)
+    return {name for endpoint in configured if endpoint is not None for name in endpoint.filters}
 
 
 def _with_aliases(deployment: Deployment, aliases: tuple[str, ...]) -> Deployment:

@@ -190,7 +190,7 @@ class LiveDeployments:
             await self._file.change(edit)
 
     def _deployed(self, state: State) -> Deployments:
-        return deployed(self._config.endpoints, state, self._config.backends)
+        return deployed(self._config.endpoints, state, self._config.backends, self._config.filters)
 
 
 @contextmanager

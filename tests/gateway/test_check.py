@@ -105,6 +105,15 @@ def test_what_comes_from_the_state_file_is_marked(tmp_path: Path) -> None:
     assert " 63 %  a" in output
 
 
+def test_a_filter_that_an_endpoint_of_the_state_file_needs_is_missed(tmp_path: Path) -> None:
+    state, file = tmp_path / "state.json", tmp_path / "gateway.toml"
+    file.write_text(GOOD.replace("port = 0", f"state_file = '{state}'"))
+    endpoint = tomllib.loads(GOOD)["endpoints"]["chat"] | {"filters": ["red"]}
+    state.write_bytes(msgspec.json.encode({"endpoints": {"chat": {"endpoint": endpoint, "version": 2}}}))
+    code, output = check(file)
+    assert (code, "endpoints.chat.filters: there is no filter 'red' (from the state file)" in output) == (1, True)
+
+
 def test_backends_without_endpoints_are_served_by_what_they_list(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(GOOD.partition("[endpoints")[0])

@@ -56,6 +56,17 @@ def test_a_state_that_contradicts_the_configuration_is_refused(deployment: Deplo
     assert message in str(caught.value)
 
 
+def test_a_filter_that_is_gone_from_the_configuration_is_named() -> None:
+    filtered = replace(endpoint("s"), filters=("red",))
+    for deployment in (Deployment(endpoint=filtered), Deployment(endpoint=endpoint("s"), pending=filtered)):
+        state = State(endpoints={"chat": deployment})
+        assert deployed({}, state, BACKENDS, ["red"]) == {"chat": deployment}
+        with pytest.raises(ConfigError) as caught:
+            deployed({}, state, BACKENDS, ["reds"])
+        message = "endpoints.chat.filters: there is no filter 'red'; did you mean 'reds'? (from the state file)"
+        assert str(caught.value) == message
+
+
 def test_a_pending_configuration_comes_into_force_when_its_new_backends_are_ready() -> None:
     waiting = Deployment(endpoint=endpoint("s"), pending=endpoint("t", "s"), version=3, since=1)
     assert settled(waiting, {"s": FAILED, "t": LOADING}, NOW) == waiting
