@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from backends.affinity import AffinityPolicy
 from backends.base import Feature
 from backends.transport import TransportLimits, check_proxy, split_url
+from backends.transport.limits import Count, NotNegative, Seconds
 
 _OF_RAW_TEXT = frozenset({Feature.TOKEN_PROMPTS, Feature.PROMPT_LOGPROBS, Feature.SUFFIX, Feature.BEST_OF})
 """What servers have for raw text alone."""
@@ -37,10 +38,10 @@ class Timeouts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         whole: from the request to the end of an answer that is not streamed, retries included.
     """
 
-    connect: float = 2.0
-    first_token: float = 60.0
-    idle: float = 30.0
-    whole: float = 600.0  # the default timeout of OpenAI's client
+    connect: Seconds = 2.0
+    first_token: Seconds = 60.0
+    idle: Seconds = 30.0
+    whole: Seconds = 600.0  # the default timeout of OpenAI's client
 
 
 class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -53,10 +54,10 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         cap: seconds; the longest pause. A server that asks for a longer one is not asked again.
     """
 
-    attempts: int = 3
-    budget: float = 0.1  # the share that "Site Reliability Engineering" recommends (chapter 21)
-    base: float = 0.05
-    cap: float = 1.0
+    attempts: Count = 3
+    budget: NotNegative = 0.1  # the share that "Site Reliability Engineering" recommends (chapter 21)
+    base: NotNegative = 0.05
+    cap: NotNegative = 1.0
 
 
 class FromEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,8 +118,8 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     timeouts: Timeouts = Timeouts()
     limits: TransportLimits = TransportLimits()
     retries: Retries = Retries()
-    failures: int = 5
-    health_interval: float = 5.0
+    failures: Count = 5
+    health_interval: Seconds = 5.0
     ca_file: str | None = None
     extra_ca_file: str | None = None
     client_cert: str | None = None
@@ -127,7 +128,7 @@ class RemoteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     http2: bool = False
     unix_socket: str | None = None
     features: frozenset[Feature] | None = None
-    context_length: int | None = None
+    context_length: Count | None = None
     tokenizer: str | None = None
     chat_template: str | None = None
     raw_text: Literal["as_chat", "refuse"] | None = None

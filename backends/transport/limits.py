@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+# The upper bound is for infinity alone: timers and deadlines that are sent cannot express it.
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class TransportLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -24,12 +31,12 @@ class TransportLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         linger: how long the end of the body may take after a complete answer, for its connection to be reused.
     """
 
-    connections: int = 1024  # each is a file descriptor as well
-    waiting: int = 1024
-    queue_timeout: float = 10.0
+    connections: Count = 1024  # each is a file descriptor as well
+    waiting: Annotated[int, msgspec.Meta(ge=0)] = 1024
+    queue_timeout: Seconds = 10.0
     short_first: bool = False
-    keep_alive: float = 60.0
-    head: int = 64 * 1024
-    body: int = 16 * 1024 * 1024  # whole answers with many log-probabilities reach megabytes
-    buffered: int = 64 * 1024
-    linger: float = 1.0
+    keep_alive: NotNegative = 60.0
+    head: Count = 64 * 1024
+    body: Count = 16 * 1024 * 1024  # whole answers with many log-probabilities reach megabytes
+    buffered: Count = 64 * 1024
+    linger: NotNegative = 1.0

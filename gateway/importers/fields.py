@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import yaml
@@ -12,6 +12,12 @@ import yaml
 from gateway.config import KeyPath
 
 _T = TypeVar("_T")
+
+# The bounds of our own settings: what is outside of them is reported here, with its line.
+SECONDS = cast("type[float]", Annotated[float, msgspec.Meta(gt=0, le=1e9)])
+AMOUNT = cast("type[float]", Annotated[float, msgspec.Meta(ge=0, le=1e9)])
+COUNT = cast("type[int]", Annotated[int, msgspec.Meta(ge=1)])
+COUNT_OR_NONE = cast("type[int]", Annotated[int, msgspec.Meta(ge=0)])
 
 UNKNOWN = "the gateway has no counterpart"
 
@@ -49,7 +55,7 @@ class Fields:
     _taken: set[str] = field(default_factory=set)
 
     def take(self, name: str, kind: type[_T], default: _T | None = None) -> _T | None:
-        """A field's value; the default if it is absent or, which is reported, of another type."""
+        """A field's value; the default if it is absent or, which is reported, of another type or out of bounds."""
         self._taken.add(name)
         if (value := self.values.get(name)) is None:
             return default

@@ -12,7 +12,7 @@ from typing import Any
 
 from backends.providers import PROVIDERS, ROUTER, SIGNED, Provider, split_model
 from gateway.importers.draft import Draft, is_alias, slug, unique
-from gateway.importers.fields import Fields, UnreadableError, read_yaml
+from gateway.importers.fields import AMOUNT, COUNT, COUNT_OR_NONE, SECONDS, Fields, UnreadableError, read_yaml
 
 _PORT = 4000
 _VARIABLE = "os.environ/"
@@ -127,12 +127,12 @@ class _Importer:
     def _shared_options(self) -> dict[str, Any]:
         """The options of all backends: settings of the router go before those of the library."""
         options: dict[str, Any] = {}
-        timeout = self._router.take("timeout", float) or self._settings.take("request_timeout", float)
+        timeout = self._router.take("timeout", SECONDS) or self._settings.take("request_timeout", SECONDS)
         self._settings.drop("request_timeout")
-        options |= _timeouts(timeout, self._router.take("stream_timeout", float))
-        retries = [each.take("num_retries", int) for each in (self._router, self._settings)]
+        options |= _timeouts(timeout, self._router.take("stream_timeout", SECONDS))
+        retries = [each.take("num_retries", COUNT_OR_NONE) for each in (self._router, self._settings)]
         options |= _retries(next((each for each in retries if each is not None), None))
-        fails = [each.take("allowed_fails", int) for each in (self._router, self._settings)]
+        fails = [each.take("allowed_fails", COUNT_OR_NONE) for each in (self._router, self._settings)]
         # "if it fails more than so often": that many failures, and one more.
         if (allowed := next((each for each in fails if each is not None), None)) is not None:
             options["failures"] = allowed + 1
@@ -154,9 +154,9 @@ class _Importer:
         if provider is None or section is None:
             return None
         section |= dict(shared)
-        section |= _timeouts(params.take("timeout", float), params.take("stream_timeout", float), shared)
-        section |= _retries(params.take("max_retries", int) or params.take("num_retries", int))
-        if (most := params.take("max_parallel_requests", int)) is not None:
+        section |= _timeouts(params.take("timeout", SECONDS), params.take("stream_timeout", SECONDS), shared)
+        section |= _retries(params.take("max_retries", COUNT_OR_NONE) or params.take("num_retries", COUNT_OR_NONE))
+        if (most := params.take("max_parallel_requests", COUNT)) is not None:
             section["limits"] = {"connections": most}
         price = _price(params, info)
         entity: dict[str, Any] = {"name": slug(name), "backend": self._draft.backend(prefix or "server", section)}
@@ -166,9 +166,9 @@ class _Importer:
         deployment = _Deployment(
             id=info.take("id", str),
             entity=entity,
-            weight=params.take("weight", float),
-            rpm=params.take("rpm", int) or model.take("rpm", int),
-            tpm=params.take("tpm", int) or model.take("tpm", int),
+            weight=params.take("weight", AMOUNT),
+            rpm=params.take("rpm", COUNT_OR_NONE) or model.take("rpm", COUNT_OR_NONE),
+            tpm=params.take("tpm", COUNT_OR_NONE) or model.take("tpm", COUNT_OR_NONE),
             order=params.take("order", int),
             task=None if task == "chat" else task,
             written=(params, model),
@@ -292,7 +292,7 @@ class _Importer:
             self._draft.comment(
                 f"Clients need a key: export {key}, or make keys with limits of their own (gateway keys)."
             )
-        most = general.take("max_parallel_requests", int) or general.take("global_max_parallel_requests", int)
+        most = general.take("max_parallel_requests", COUNT) or general.take("global_max_parallel_requests", COUNT)
         if most is not None:
             self._draft.server["limits"] = {"max_concurrent_requests": most}
         general.leave_rest(_REASONS)
@@ -391,7 +391,7 @@ def _price(params: Fields, info: Fields) -> dict[str, float]:
     }
     prices: dict[str, float] = {}
     for ours, theirs in names.items():
-        values = [each.take(theirs, float) for each in (params, info)]
+        values = [each.take(theirs, AMOUNT) for each in (params, info)]
         value = next((each for each in values if each is not None), None)
         if value is not None:
             prices[ours] = float(f"{value * 1e6:.12g}")

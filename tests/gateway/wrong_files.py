@@ -145,6 +145,24 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
     "sum": (("= 60", "= 50"), 11, "traffic percentages add up to 90, not 100"),
     "same name": (('name = "b"', 'name = "a"'), 11, "two served entities have the same name"),
     "no backend": (('backend = "far"', 'backend = "fra"'), 14, "no backend is called 'fra'; did you mean 'far'?"),
+    **{
+        f"far's {options}": (("[endpoints", f"{options}\n[endpoints"), 11, words)
+        for options, words in (
+            ("timeouts = { whole = -5.0 }", "backends.far.timeouts.whole: Expected `float` > 0.0"),
+            ("timeouts = { whole = nan }", "backends.far.timeouts.whole: Expected `float` > 0.0"),
+            ("timeouts = { idle = inf }", "backends.far.timeouts.idle: Expected `float` <= 1000000000.0"),
+            ("limits = { connections = 0 }", "backends.far.limits.connections: Expected `int` >= 1"),
+            ("limits = { waiting = -1 }", "backends.far.limits.waiting: Expected `int` >= 0"),
+            ("limits = { queue_timeout = -1.0 }", "backends.far.limits.queue_timeout: Expected `float` > 0.0"),
+            ("limits = { body = 0 }", "backends.far.limits.body: Expected `int` >= 1"),
+            ("limits = { linger = -0.1 }", "backends.far.limits.linger: Expected `float` >= 0.0"),
+            ("retries = { attempts = 0 }", "backends.far.retries.attempts: Expected `int` >= 1"),
+            ("retries = { budget = nan }", "backends.far.retries.budget: Expected `float` >= 0.0"),
+            ("failures = 0", "backends.far.failures: Expected `int` >= 1"),
+            ("health_interval = 0.0", "backends.far.health_interval: Expected `float` > 0.0"),
+            ("context_length = -1", "backends.far.context_length: Expected `int` >= 1"),
+        )
+    },
     "shadow": (('"b", backend = "far"', '"b", shadow = {}, backend = "far"'), 14, "a shadow answers no client"),
     "paired first": (('"a", backend', '"a", paired = {}, backend'), 13, "the one that others are `paired` with"),
     "tasks": (('"b", backend', '"b", task = "embeddings", backend'), 11, "served entities must have the same task"),

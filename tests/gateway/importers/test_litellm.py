@@ -119,6 +119,14 @@ model_list:
     litellm_params: {model: azure/gpt-4o, litellm_credential_name: europe, order: 1}
 router_settings: {default_fallbacks: ["gpt-4o"], routing_strategy: simple-shuffle}
 """,
+    "out of bounds": """
+model_list:
+  - model_name: a
+    litellm_params: {model: gpt-4o, weight: .nan, timeout: -1, max_retries: -1, max_parallel_requests: 0, rpm: -5}
+  - model_name: a
+    litellm_params: {model: gpt-4, weight: 1, input_cost_per_token: .nan}
+litellm_settings: {request_timeout: 0, allowed_fails: -1}
+""",
 }
 
 
@@ -129,6 +137,15 @@ def imported(name: str, tmp_path: Path, **environment: str) -> tuple[dict[str, A
     file.write_text(draft.toml())
     read_file(file, offline=True)
     return tomllib.loads(draft.toml()), [str(left) for left in sorted(draft.left)]
+
+
+def test_numbers_that_can_mean_nothing_here_are_left_with_their_lines(tmp_path: Path) -> None:
+    config, left = imported("out of bounds", tmp_path)
+    assert not {"timeouts", "retries", "limits", "failures"} & config["backends"]["openai"].keys()
+    assert [arm["traffic_percentage"] for arm in config["endpoints"]["a"]["served_entities"]] == [0, 100]
+    names = ("weight", "timeout", "max_retries", "max_parallel_requests", "rpm", "input_cost_per_token")
+    for name in (*names, "request_timeout", "allowed_fails"):
+        assert [each for each in left if f"{name}: " in each and "is not understood: Expected" in each], name
 
 
 @pytest.mark.slow
