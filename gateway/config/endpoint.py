@@ -119,6 +119,10 @@ class FeedbackMetric(Section, frozen=True):
     min: float | None = None
     max: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError("`min` is more than `max`: no value would be taken")
+
 
 class Ramp(Section, frozen=True):
     """Raises an arm's share of the traffic in steps, and takes all of it away if the arm is worse than the first.
@@ -338,6 +342,9 @@ def _wrong_arms(arms: Sequence[ServedEntity], backends: Collection[str]) -> Iter
             yield (*at, "backend"), text
         if arm.shadow is not None and arm.traffic_percentage:
             yield at, f".{arm.name}: a shadow answers no client, so its `traffic_percentage` must be 0"
+    if arms[0].shadow is not None and len(arms) > 1:
+        text = "the first served entity is the one that others are compared with; a shadow goes after it"
+        yield ("served_entities", 0), f".{arms[0].name}: {text}"
     if arms[0].paired is not None:
         text = f".{arms[0].name}: the first served entity is the one that others are `paired` with"
         yield ("served_entities", 0), text

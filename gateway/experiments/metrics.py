@@ -125,6 +125,9 @@ def metrics_of(endpoint: Endpoint) -> tuple[Metric, ...]:
 def wrong_metrics(endpoint: Endpoint) -> str | None:
     """Which metric in an endpoint's experiment cannot be used there, as a text to append to its name; None: all can."""
     settings = endpoint.experiment
+    # Under one name a report would have the values of users in place of those that are counted.
+    if taken := next((metric.name for metric in METRICS if metric.name in settings.feedback), None):
+        return f".experiment.feedback: '{taken}' is the gateway's own metric; give the one of users another name"
     known = {metric.name: metric for metric in metrics_of(endpoint) if metric.better is not None}
     named = [("primary", name) for name in settings.primary]
     named += [("guardrails", guardrail.metric) for guardrail in settings.guardrails if guardrail.metric != COST.name]

@@ -169,6 +169,17 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
     "unit": ("experiment = { unit = ['users'] }\n", END, "there is no unit 'users'"),
     "ramp": ("experiment = { ramp = { arm = 'b' } }\n", END, "a `ramp` needs a `state_file`"),
     "ramp arm": ("experiment = { ramp = { arm = 'c' } }\n", END, "'c' is none of the served entities after the first"),
+    "feedback's name": ("experiment.feedback = { latency = 'lower' }\n", END, "'latency' is the gateway's own metric"),
+    "feedback's bounds": (
+        "experiment.feedback.x = { better = 'lower', min = 1, max = 0 }\n",
+        END,
+        "`min` is more than `max`",
+    ),
+    "shadow first": (
+        ('"toy", traffic_percentage = 60 },', '"toy", traffic_percentage = 0, shadow = {} },'),
+        13,
+        ".a: the first served entity is the one that others are compared with; a shadow goes after it",
+    ),
     "metric": ("experiment = { guardrails = [{ metric = 'x', worse_than = 0.1 }] }\n", END, "there is no metric 'x'"),
     "alias": (
         "aliases = ['m']\n[endpoints.m]\nserved_entities = [{ name = 'a', backend = 'toy' }]\n",

@@ -157,6 +157,8 @@ def test_settings_that_databricks_api_cannot_express_are_kept() -> None:
     assert after(ListedEntity("a", "s", 100), ListedEntity("b", "t", 0)) == [(False, False), (True, True)]
     assert after(ListedEntity("a", "s", 50), ListedEntity("b", "s", 50)) == [(False, False), (False, True)]
     assert after(ListedEntity("b", "s", 100)) == [(False, False)]
+    with pytest.raises(InvalidRequest, match="a shadow goes after it"):
+        after(ListedEntity("b", "s", 0), ListedEntity("a", "s", 100))
 
 
 def test_the_price_and_the_task_of_a_model_are_kept_as_long_as_it_stays() -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.config import Endpoint, Experiment, MetricGuardrail, Price, Ramp, ServedEntity
-from gateway.experiments.metrics import metrics_of, wrong_metrics
+from gateway.experiments.metrics import METRICS, Metric, metrics_of, wrong_metrics
 
 ARMS = tuple(ServedEntity(name=name, backend="s", traffic_percentage=50) for name in "ab")
 
@@ -37,6 +37,14 @@ def test_a_guardrail_on_the_cost_needs_the_prices_of_all_arms() -> None:
     found = wrong_metrics(Endpoint(served_entities=(priced[0], ARMS[1]), experiment=settings))
     assert found is not None
     assert "the price of 'b'" in found
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_feedback_replaces_no_metric_of_the_gateway(metric: Metric) -> None:
+    settings = Experiment(feedback={"thumbs": "higher", metric.name: "higher"})
+    found = wrong_metrics(Endpoint(served_entities=ARMS, experiment=settings))
+    assert found is not None
+    assert f"'{metric.name}' is the gateway's own metric" in found
 
 
 def test_feedback_metrics_come_last() -> None:
