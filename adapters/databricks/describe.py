@@ -109,7 +109,8 @@ def _ai_gateway(card: ModelCard) -> AiGateway:
         for limit in card.rate_limits
     )
     guardrails = UNSET if card.filters == ClientFilters() else _guardrails(card.filters)
-    return AiGateway(Enabled(bool(card.usage_tracking)), Enabled(card.fallback), limits, guardrails)
+    # What no client has configured is tracked: a client that writes back what it has read must change nothing.
+    return AiGateway(Enabled(card.usage_tracking is not False), Enabled(card.fallback), limits, guardrails)
 
 
 def _guardrails(filters: ClientFilters) -> Guardrails:

@@ -152,6 +152,19 @@ async def test_clients_of_databricks_turn_the_tracking_of_an_endpoint_off_and_on
             assert (await usage(client, root))["data"][0]["requests"] == recorded
 
 
+async def test_settings_of_databricks_that_are_written_back_change_no_tracking(tmp_path: Path) -> None:
+    root = new_key(keys_file(tmp_path / "keys.json"), "root", roles=("admin",))
+    path, headers = "/api/2.0/serving-endpoints/echo", {"authorization": f"Bearer {root}"}
+    async with serving(tmp_path, keys=tmp_path / "keys.json", state=tmp_path / "state.json") as client:
+        limits = [{"renewal_period": "minute", "key": "endpoint", "calls": 100}]
+        changed = await client.put(f"{path}/ai-gateway", json={"rate_limits": limits}, headers=headers)
+        assert changed.json()["usage_tracking_config"] == {"enabled": True}
+        read = (await client.get(path, headers=headers)).json()["ai_gateway"]
+        assert (await client.put(f"{path}/ai-gateway", json=read, headers=headers)).status_code == 200
+        await ask(client, root)
+        assert (await usage(client, root))["data"][0]["requests"] == 1
+
+
 @pytest.mark.slow
 async def test_sums_by_group_filters_and_pages(tmp_path: Path) -> None:
     async with serving(tmp_path) as client:
