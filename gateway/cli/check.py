@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gateway.config import ConfigError, load, nearest
+from gateway.config import ConfigError, aliases_of, load, missing_endpoints, nearest
 from gateway.deployment.state_file import LiveDeployments
 
 
@@ -26,7 +26,7 @@ def check(file: Path, offline: bool, insecure: bool) -> None:
         deployments = LiveDeployments(config).deployments
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    if not deployments:
+    if not config.endpoints and not config.is_changeable:
         for name, section in config.backends.items():
             click.echo(f"every model that {name} ({section['kind']}) lists")
     for name, deployed in deployments.items():
@@ -40,6 +40,13 @@ def check(file: Path, offline: bool, insecure: bool) -> None:
             paired = f", {entity.paired.share:.0%} paired" if entity.paired is not None else ""
             share, model = entity.traffic_percentage, entity.model or name
             click.echo(f"  {share:3d} %  {entity.name}: {model} on {entity.backend} ({kind}){shadow}{paired}")
+    for name in [name for name in config.endpoints if name not in deployments]:
+        click.echo(f"{name}  (deleted by {config.server.state_file})")
+    # No mistakes: clients may create the endpoints while serving.
+    if config.server.state_file is not None:
+        aliases = aliases_of({name: deployed.serving for name, deployed in deployments.items()})
+        for _, text in missing_endpoints(config.server, {*deployments, *aliases.exact}):
+            click.echo(text)
 
 
 @click.command()

@@ -23,7 +23,18 @@ from gateway.config.endpoint import (
     lacks_package,
     wrong_endpoint,
 )
-from gateway.config.file import BUNDLED, Config, Source, default, endpoints_for, examine_file, load, parse, remote
+from gateway.config.file import (
+    BUNDLED,
+    Config,
+    Source,
+    default,
+    endpoints_for,
+    examine_file,
+    load,
+    missing_endpoints,
+    parse,
+    remote,
+)
 from gateway.config.limit import BILLION, EndpointLimit, Limit, Price, Window
 from gateway.config.positions import KeyPath
 from gateway.config.server import Export, Grpc, Limits, Listener, Mount, Role, ServerSection
@@ -81,6 +92,7 @@ __all__ = [
     "examine_file",
     "lacks_package",
     "load",
+    "missing_endpoints",
     "nearest",
     "parse",
     "remote",

@@ -258,6 +258,11 @@ def _stateless(config: Config, endpoints: Collection[str]) -> Iterator[Problem]:
     # Without endpoints, backends serve the models that they list, whose names are not known here.
     if not endpoints:
         return
+    yield from missing_endpoints(server, endpoints)
+
+
+def missing_endpoints(server: ServerSection, endpoints: Collection[str]) -> Iterator[Problem]:
+    """The default, the mounts and the listeners that lead to none of these endpoints."""
     named: dict[KeyPath, str | None] = {("default",): server.default}
     named |= {("mounts", place, "endpoint"): mount.endpoint for place, mount in enumerate(server.mounts)}
     named |= {("listeners", place, "endpoint"): each.endpoint for place, each in enumerate(server.listeners)}

@@ -105,6 +105,32 @@ def test_what_comes_from_the_state_file_is_marked(tmp_path: Path) -> None:
     assert " 63 %  a" in output
 
 
+def test_what_the_state_file_has_deleted_and_what_leads_there_is_named(tmp_path: Path) -> None:
+    state, file = tmp_path / "state.json", tmp_path / "gateway.toml"
+    two = '[endpoints.two]\naliases = ["other"]\nserved_entities = [{ name = "a", backend = "toy" }]\n'
+    server = f"""port = 0
+state_file = '{state}'
+default = "two"
+mounts = [{{ prefix = "/a", endpoint = "chat" }}, {{ prefix = "/b", endpoint = "other" }}]
+listeners = [{{ port = 10, endpoint = "two" }}]"""
+    file.write_text(GOOD.replace("port = 0", server) + two)
+    code, output = check(file)
+    assert (code, "there is no endpoint" in output, "deleted" in output) == (0, False, False), output
+    state.write_bytes(msgspec.json.encode({"endpoints": {"two": None}}))
+    code, output = check(file)
+    assert (code, output.splitlines()[-4:]) == (
+        0,
+        [
+            f"two  (deleted by {state})",
+            "server.default: there is no endpoint 'two'",
+            "server.mounts[1].endpoint: there is no endpoint 'other'",
+            "server.listeners[0].endpoint: there is no endpoint 'two'",
+        ],
+    )
+    state.write_bytes(msgspec.json.encode({"endpoints": {"two": None, "chat": None}}))
+    assert check(file)[1].startswith(f"chat  (deleted by {state})\n")
+
+
 def test_a_filter_that_an_endpoint_of_the_state_file_needs_is_missed(tmp_path: Path) -> None:
     state, file = tmp_path / "state.json", tmp_path / "gateway.toml"
     file.write_text(GOOD.replace("port = 0", f"state_file = '{state}'"))
