@@ -15,7 +15,11 @@ from gateway.config import ConfigError, Limit, Role, Window
 from schemas.errors import GatewayError
 
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
-_LIMIT = re.compile(rf"(requests|tokens|cost)=([0-9.]+)/({'|'.join(get_args(Window))})|(concurrent)=([0-9]+)")
+_NUMBER = "([0-9]{1,18})"
+_LIMIT = re.compile(
+    rf"(?:(requests|tokens)={_NUMBER}|cost=([0-9]{{0,15}}[.]?[0-9]{{1,15}}))/({'|'.join(get_args(Window))})"
+    rf"|(concurrent)={_NUMBER}"
+)
 
 _file = click.option(
     "--file",
@@ -102,8 +106,8 @@ def _limit(text: str) -> Limit:
     found = _LIMIT.fullmatch(text)
     if found is None:
         raise msgspec.ValidationError(f"'{text}' is no limit; write requests=60/minute, cost=5/month or concurrent=8")
-    kind, most, window, concurrent, places = found.groups()
-    fields = {concurrent: int(places)} if concurrent else {kind: float(most) if kind == "cost" else int(most)}
+    kind, most, cost, window, concurrent, places = found.groups()
+    fields = {concurrent: int(places)} if concurrent else {"cost": float(cost)} if cost else {kind: int(most)}
     return msgspec.convert(fields | ({} if concurrent else {"window": window}), Limit)
 
 
@@ -121,7 +125,10 @@ def _time(text: str) -> datetime:
         msgspec.ValidationError: the text is no such time.
     """
     if (found := re.fullmatch(r"([0-9]+)([hdw])", text)) is not None:
-        return datetime.now(UTC).replace(microsecond=0) + int(found[1]) * _UNITS[found[2]]
+        try:
+            return datetime.now(UTC).replace(microsecond=0) + int(found[1]) * _UNITS[found[2]]
+        except (OverflowError, ValueError):
+            raise msgspec.ValidationError(f"'{text}' is too long; leave --expires out for a key without end") from None
     time = msgspec.convert(text, datetime)
     if time.tzinfo is None:
         raise msgspec.ValidationError(f"'{text}' has no time zone; write it with a Z at its end")

@@ -43,7 +43,7 @@ _MOST_GROUPS = 1_000_000
 @click.option("--since", default="30d", show_default=True, help="From a time on: 24h, 30d, 4w ago, or 2026-11-01.")
 @click.option("--until", help="Before a time; likewise.")
 @click.option("--where", "wanted", multiple=True, help="Only these: key=team, endpoint=chat, outcome=ok, ...")
-@click.option("--limit", type=click.IntRange(1), help="So many lines at most.")
+@click.option("--limit", type=click.IntRange(1, 10**12), help="So many lines at most.")
 @click.option("--format", "kind", type=click.Choice(["table", "csv", "json", "parquet"]), default="table")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write this file.")
 @click.pass_context
@@ -134,7 +134,7 @@ def _found(
 
 
 def _time(text: str, now: float) -> float:
-    if (found := re.fullmatch(r"([0-9]+)([hdw])", text)) is not None:
+    if (found := re.fullmatch(r"([0-9]{1,9})([hdw])", text)) is not None:
         return now - int(found[1]) * _UNITS[found[2]]
     try:
         time = datetime.fromisoformat(text)

@@ -39,6 +39,13 @@ def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
     [
         (("--limit", "requests=60"), "is no limit"),
         (("--limit", "requests=0/minute"), "Expected `int` >= 1"),
+        (("--limit", "cost=1.2.3/day"), "is no limit"),
+        (("--limit", "requests=1.5/minute"), "is no limit"),
+        (("--limit", "tokens=./day"), "is no limit"),
+        (("--limit", "tokens=9999999999999999999999/day"), "is no limit"),
+        (("--limit", f"concurrent={'9' * 5000}"), "is no limit"),
+        (("--expires", "99999999w"), "is too long"),
+        (("--expires", f"{'9' * 5000}w"), "is too long"),
         (("--expires", "soon"), "Invalid RFC3339"),
         (("--expires", "2030-01-01T00:00:00"), "no time zone"),
     ],

@@ -79,6 +79,16 @@ def test_filters(database: Path) -> None:
     assert run(database, "--where", "nonsense=1").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words", [("--since", "99999999999999999w"), ("--until", f"{'9' * 5000}h"), ("--limit", "9999999999999999999")]
+)
+def test_numbers_that_are_too_large_are_refused(database: Path, words: tuple[str, ...]) -> None:
+    for more in ((), ("--records",)):
+        result = run(database, *words, *more)
+        assert (result.exit_code, "Usage: " in result.output) == (2, True), result.output
+    assert run(database, "--since", "9999w").exit_code == 0
+
+
 def test_the_configuration_names_the_database(database: Path, tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(f'[backends.s]\nkind = "scripted"\n[usage]\ndatabase = "{database}"\n')

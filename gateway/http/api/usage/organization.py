@@ -17,7 +17,7 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.config import BILLION
 from gateway.http.api.health import READ
 from gateway.http.api.usage.answers import read
-from gateway.http.api.usage.parameters import Parameters, own_range, read_request, time_of
+from gateway.http.api.usage.parameters import LATEST, Parameters, number_of, own_range, read_request, time_of
 from gateway.service import Service
 from gateway.usage.query import Group, read_groups, until_now
 from schemas.errors import InvalidRequest
@@ -68,7 +68,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
 async def _answer(
     service: Service, request: Request[Any, Any, Any], type: type[Result], kind: str | None = None
 ) -> Response[bytes]:
-    ledger, headers, parameters = read_request(service, request)
+    ledger, headers, parameters = read_request(service, request, _FILTERS)
     width, limit, by = _width(parameters, is_cost=type is CostsResult)
     groups = [name for name in parameters.get("group_by", []) if name not in _ABSENT]
     known = _GROUPS.keys() & type.__struct_fields__
@@ -77,7 +77,7 @@ async def _answer(
     if "start_time" not in parameters:
         raise InvalidRequest("The parameter 'start_time' is missing.")
     start, end = time_of(parameters, "start_time", 0.0), time_of(parameters, "end_time", until_now())
-    first = _page(parameters, int(start) // width)
+    first = _page(parameters, int(start) // width, width)
     last = min(first + limit, -(-int(end) // width) if end == int(end) else int(end) // width + 1)
     wanted = {name: tuple(parameters[given]) for given, name in _FILTERS.items() if given in parameters}
     wanted |= {"kind": (kind,)} if kind is not None else {}
@@ -140,16 +140,13 @@ def _width(parameters: Parameters, *, is_cost: bool) -> tuple[int, int, str]:
     width, default, most, by = _WIDTHS[name]
     if is_cost:
         default, most = _COST_DAYS
-    given = parameters.get("limit", [str(default)])[-1]
-    if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= most:
-        raise InvalidRequest(f"The parameter 'limit' must be a number from 1 to {most}.")
-    return width, int(given), by
+    return width, number_of(parameters.get("limit", [str(default)])[-1], most), by
 
 
-def _page(parameters: Parameters, first: int) -> int:
-    """The number of a page's first bucket."""
+def _page(parameters: Parameters, first: int, width: int) -> int:
+    """The number of a page's first bucket, of `width` seconds."""
     given = parameters.get("page", [f"page_{first}"])[-1]
     number = given.removeprefix("page_")
-    if not number.isascii() or not number.isdigit() or len(number) > 12:
+    if not number.isascii() or not number.isdigit() or len(number) > 12 or int(number) * width >= LATEST:
         raise InvalidRequest("The parameter 'page' is none that this query has returned.")
     return int(number)

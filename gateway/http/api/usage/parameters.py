@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import parse_qsl
@@ -22,6 +22,8 @@ FORMATS = {"json": "application/json", "csv": "text/csv", "parquet": "applicatio
 DEFAULT_LIMIT = 100
 _DEFAULT_DAYS = 30
 _MOST = 10_000
+LATEST = 1e11
+"""No time in seconds is this late."""
 
 Parameters = dict[str, list[str]]
 
@@ -36,19 +38,37 @@ QUERY: Final = {
 GROUP_QUERY: Final = {"group_by": f"Some of {', '.join(GROUPS)}, separated by commas."} | QUERY
 
 
-def read_request(service: Service, request: Request[Any, Any, Any]) -> tuple[Ledger, dict[str, str], Parameters]:
+def read_request(
+    service: Service,
+    request: Request[Any, Any, Any],
+    filters: Collection[str] = FILTERS,
+    known: Collection[str] | None = None,
+) -> tuple[Ledger, dict[str, str], Parameters]:
     """The ledger, and a request's headers and parameters.
+
+    Args:
+        service: the worker's.
+        request: the request.
+        filters: the parameters that choose records. Empty ones choose those that have no value; other empty parameters
+            count as absent.
+        known: all parameters that there are; None: unknown ones are ignored.
 
     Raises:
         schemas.errors.RouteNotFound: the server keeps no usage.
+        schemas.errors.InvalidRequest: a parameter is unknown.
     """
     headers = decode_headers(request.scope["headers"])
     if service.usage is None:
         service.keys.identify(headers)  # whether usage is kept is nobody's business without a key
         raise RouteNotFound("The server keeps no usage: its configuration has no section [usage].")
     parameters: Parameters = {}
-    for name, value in parse_qsl(request.scope["query_string"].decode("latin-1")):
-        parameters.setdefault(name.removesuffix("[]"), []).append(value)
+    for given, value in parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True):
+        name = given.removesuffix("[]")
+        # A misspelled filter would answer with the sum of everything.
+        if known is not None and name not in known:
+            raise InvalidRequest(f"There is no parameter '{given}'; there are {', '.join(known)}.", param=given)
+        if value or name in filters:
+            parameters.setdefault(name, []).append(value)
     return service.usage, headers, parameters
 
 
@@ -100,8 +120,17 @@ def limit_of(parameters: Parameters, default: Any) -> Any:
     """
     if (given := _last(parameters, "limit")) is None:
         return default
-    most = _MOST if default is not None else 10**12
-    if not given.isascii() or not given.isdigit() or not 1 <= int(given) <= most:
+    return number_of(given, _MOST if default is not None else 10**12)
+
+
+def number_of(given: str, most: int) -> int:
+    """The number that a parameter `limit` is.
+
+    Raises:
+        schemas.errors.InvalidRequest: it is none, or not from 1 to `most`.
+    """
+    # Python refuses to read numbers of thousands of digits.
+    if not given.isascii() or not given.isdigit() or len(given) > 20 or not 1 <= int(given) <= most:
         raise InvalidRequest(f"The parameter 'limit' must be a number from 1 to {most}.")
     return int(given)
 
@@ -129,7 +158,7 @@ def time_of(parameters: Parameters, name: str, default: float) -> float:
         seconds = float(given) if given.replace(".", "", 1).isdigit() else _date(given)
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < 1e11:
+    if not 0 <= seconds < LATEST:
         raise InvalidRequest(f"The parameter '{name}' must be a time: 2026-01-31, 2026-01-31T12:00:00Z or seconds.")
     return seconds
 
@@ -157,6 +186,10 @@ def cursor_of(parameters: Parameters) -> Cursor | None:
     if (given := _last(parameters, "after")) is None:
         return None
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(given), type=Cursor)
+        cursor = msgspec.json.decode(base64.urlsafe_b64decode(given), type=Cursor)
     except (ValueError, msgspec.DecodeError):
-        raise InvalidRequest("The parameter 'after' is none that this query has returned.") from None
+        cursor = None
+    # Databases have numbers of 64 bits.
+    if cursor is None or any(isinstance(each, int) and not -(2**63) <= each < 2**63 for each in cursor):
+        raise InvalidRequest("The parameter 'after' is none that this query has returned.")
+    return cursor

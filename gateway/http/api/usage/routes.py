@@ -32,7 +32,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
     @route("/v1/usage", http_method=READ, include_in_schema=False, opt={"role": "ask", "query": GROUP_QUERY})
     async def usage(request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
         """Sums of requests, tokens and cost by key, endpoint, served entity, model, user, day or hour."""
-        ledger, headers, parameters = read_request(service, request)
+        ledger, headers, parameters = read_request(service, request, known=GROUP_QUERY)
         within = range_of(service, headers, parameters)
         by = groups_of(parameters)
         limit, after = limit_of(parameters, DEFAULT_LIMIT), cursor_of(parameters)
@@ -46,7 +46,7 @@ def handlers(service: Service) -> list[HTTPRouteHandler]:
     @route("/v1/usage/records", http_method=READ, include_in_schema=False, opt={"role": "ask", "query": QUERY})
     async def records(request: Request[Any, Any, Any]) -> Response[bytes] | Stream:
         """The records of single requests, the newest first."""
-        ledger, headers, parameters = read_request(service, request)
+        ledger, headers, parameters = read_request(service, request, known=QUERY)
         within = range_of(service, headers, parameters)
         columns = record_columns(with_text=ledger.settings.text)
         kind = format_of(headers, parameters)

@@ -66,7 +66,9 @@ async def test_the_client_of_openai_reads_usage_and_costs(tmp_path: Path) -> Non
         ({"start_time": "1", "group_by": "line_item"}, "group_by"),
         ({"start_time": "1", "bucket_width": "2d"}, "bucket_width"),
         ({"start_time": "1", "limit": "99"}, "limit"),
+        ({"start_time": "1", "limit": "9" * 5000}, "limit"),
         ({"start_time": "1", "page": "x"}, "page"),
+        ({"start_time": "1", "page": "page_999999999999"}, "page"),
     ],
 )
 async def test_a_wrong_parameter_is_refused_by_name(tmp_path: Path, query: dict[str, str], name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -200,6 +201,9 @@ async def test_sums_by_group_filters_and_pages(tmp_path: Path) -> None:
         assert len({record["request_id"] for record in found}) == 7
         assert rest["next"] is None
         assert (await usage(client, end="2020-01-01"))["data"][0]["requests"] == 0
+        # An empty filter chooses the records without a value; other empty parameters count as absent.
+        assert (await usage(client, key="", limit="", after=""))["data"][0]["requests"] == 7
+        assert (await usage(client, user=""))["data"][0]["requests"] == 0
 
 
 @pytest.mark.slow
@@ -274,6 +278,9 @@ BAD: dict[str, tuple[dict[str, str], str]] = {
     "time": ({"start": "yesterday"}, "start"),
     "cursor": ({"after": "%%%"}, "after"),
     "cursor of others": ({"after": "W10="}, "after"),
+    "cursor of large numbers": ({"after": base64.urlsafe_b64encode(b"[1000000000000000000000]").decode()}, "after"),
+    "many digits": ({"limit": "1" * 5000}, "limit"),
+    "unknown": ({"end_point": "echo"}, "no parameter 'end_point'; there are group_by, start"),
     "format": ({"format": "xml"}, "format"),
 }
 
