@@ -205,6 +205,8 @@ def _contradictions(config: Config, endpoints: Collection[str]) -> Iterator[Prob
         yield Problem(("usage", "database"), text)
     yield from _wrong_filters(config)
     yield from _wrong_caches(config)
+    if "" in config.endpoints:
+        yield Problem(("endpoints", ""), "endpoints: the name of an endpoint is empty: no client could ask for it")
     for name, endpoint in config.endpoints.items():
         for path, wrong in wrong_in_endpoint(endpoint, config.backends):
             yield Problem(("endpoints", name, *path), f"endpoints.{name}{wrong}")

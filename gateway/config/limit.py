@@ -37,6 +37,10 @@ class Limit(Section, frozen=True):
     concurrent: Count | None = None
     window: Window = "minute"
 
+    def __post_init__(self) -> None:
+        if self.requests is None and self.tokens is None and self.cost is None and self.concurrent is None:
+            raise ValueError("a limit needs one of requests, tokens, cost and concurrent")
+
 
 class EndpointLimit(Limit, frozen=True):
     """A limit of an endpoint.

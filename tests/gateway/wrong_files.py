@@ -175,6 +175,13 @@ BAD: dict[str, tuple[Change | str, int, str]] = {
         END,
         "`min` is more than `max`",
     ),
+    "limit of nothing": ("limits = [{}]\n", END, "a limit needs one of requests, tokens, cost and concurrent"),
+    "limit's window": ("limits = [{ window = 'day' }]\n", END, "a limit needs one of requests"),
+    "empty name": (
+        '[endpoints.""]\nserved_entities = [{ name = "a", backend = "toy" }]\n',
+        END,
+        "the name of an endpoint is empty",
+    ),
     "shadow first": (
         ('"toy", traffic_percentage = 60 },', '"toy", traffic_percentage = 0, shadow = {} },'),
         13,

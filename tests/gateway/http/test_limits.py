@@ -203,6 +203,8 @@ async def test_the_admin_api_makes_lists_and_revokes(file: Path) -> None:
         assert (await client.post("/v1/keys", json=body, headers=admin)).status_code == 409
         wrong = await client.post("/v1/keys", json={"name": "a b"}, headers=admin)
         assert (wrong.status_code, "name" in wrong.text) == (400, True)
+        wrong = await client.post("/v1/keys", json={"name": "x", "limits": [{"window": "day"}]}, headers=admin)
+        assert (wrong.status_code, "a limit needs one of" in wrong.text) == (400, True)
         wrong = await client.post("/v1/keys", json={"name": "x", "expires": "2030-01-01T00:00:00"}, headers=admin)
         assert (wrong.status_code, "timezone" in wrong.text) == (400, True)
         assert (await client.delete("/v1/keys/team", headers=admin)).status_code == 204
