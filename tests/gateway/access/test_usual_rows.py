@@ -23,14 +23,17 @@ from tests.missing_tools import missing
 COMPILED = "gateway.access.usual_rows.compiled"
 START = 1_000_000.0
 LIMITS = st.lists(
-    st.builds(
-        EndpointLimit,
-        requests=st.sampled_from([None, 3, 100]),
-        tokens=st.sampled_from([None, 50, 1000]),
-        cost=st.sampled_from([None, 0.5]),
-        window=st.sampled_from(["minute", "hour", "day"]),
-        concurrent=st.sampled_from([None, 4]),
-    ).filter(lambda limit: any(each is not None for each in (limit.requests, limit.tokens, limit.cost))),
+    st.fixed_dictionaries(
+        {
+            "requests": st.sampled_from([None, 3, 100]),
+            "tokens": st.sampled_from([None, 50, 1000]),
+            "cost": st.sampled_from([None, 0.5]),
+            "window": st.sampled_from(["minute", "hour", "day"]),
+            "concurrent": st.sampled_from([None, 4]),
+        }
+    )
+    .filter(lambda limit: any(limit[kind] is not None for kind in ("requests", "tokens", "cost")))
+    .map(lambda limit: EndpointLimit(**limit)),
     min_size=1,
     max_size=3,
 )
