@@ -19,7 +19,7 @@ from adapters.formats.sse import guard
 from adapters.openai.inbound.logprobs import chat_logprobs
 from adapters.openai.inbound.stream import STREAM_HEADERS, STREAM_TYPE
 from adapters.openai.responses.relayed import RelayedEvents, relayed_body
-from adapters.openai.responses.response import ended, new_response, record_of
+from adapters.openai.responses.response import INCOMPLETE_REASONS, ended, new_response, record_of
 from adapters.optional import Opening
 from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError, RateLimited, RequestError
@@ -92,7 +92,7 @@ class ResponseWriter:
         self._created = int(now())
         self._model = request.model
         self._sequence_number = 0
-        self._output: list[wire.Output] = []  # the items that are complete
+        self._output: list[wire.Output] = []  # the items that have ended
         self._blocks = Blocks()
         self._relayed: RelayedEvents | None = None
         self._reason = FinishReason.EOS
@@ -166,6 +166,9 @@ class ResponseWriter:
     def _delta(self, delta: Delta, out: list[bytes]) -> None:
         if self._request.logprobs:
             self._unreported += delta.tokens
+        if isinstance(delta, Finished):
+            # Before the steps: the status of the last item depends on it.
+            self._reason = delta.reason
         for step in self._blocks.feed(delta):
             if isinstance(step, Said):
                 self._extend_item(step.text, out)
@@ -173,8 +176,6 @@ class ResponseWriter:
                 self._open_item(step, out)
             else:
                 self._close_item(out, last=step.last)
-        if isinstance(delta, Finished):
-            self._reason = delta.reason
 
     def _open_item(self, opened: Opened, out: list[bytes]) -> None:
         self._open, self._texts, self._logprobs = opened, [], ()
@@ -208,8 +209,8 @@ class ResponseWriter:
             out.append(self._event(done, **self._location, **content, **scored))
             part = _part(kind, text, self._logprobs)
             out.append(self._event("response.content_part.done", **self._location, part=part))
-        # Before the append: the item's index is the number of items that are complete.
-        item = self._item("completed")
+        # Before the append: the item's index is the number of items that have ended. Only the last one can be cut off.
+        item = self._item("incomplete" if last and self._reason in INCOMPLETE_REASONS else "completed")
         out.append(self._event("response.output_item.done", output_index=len(self._output), item=item))
         self._output.append(item)
 
@@ -228,7 +229,7 @@ class ResponseWriter:
         return _text_item(self._request, index, str(kind), text, self._logprobs, status)
 
     def _snapshot(self) -> wire.Response:
-        """The response in progress, with the items that are complete."""
+        """The response in progress, with the items that have ended."""
         # Events with a `response` have all of its fields: clients take each as the whole response so far.
         return new_response(self._request, self._model, self._created, tuple(self._output))
 
@@ -284,12 +285,12 @@ def _call_item(
 def _text_item(
     request: Generate, index: int, kind: str, text: str, logprobs: Logprobs = (), status: str = "completed"
 ) -> wire.Message | wire.Thought:
-    """The item of a text, reasoning or a refusal. It has content once it is completed."""
+    """The item of a text, reasoning or a refusal. It has content once it has ended."""
     part = _part(kind, text, logprobs)
-    complete = status == "completed"
+    has_ended = status != "in_progress"
     if isinstance(part, wire.ReasoningText):
-        return wire.Thought(id=_item_id("rs", request, index), status=status, content=(part,) if complete else ())
-    return wire.Message(id=_item_id("msg", request, index), status=status, content=(part,) if complete else ())
+        return wire.Thought(id=_item_id("rs", request, index), status=status, content=(part,) if has_ended else ())
+    return wire.Message(id=_item_id("msg", request, index), status=status, content=(part,) if has_ended else ())
 
 
 def _part(kind: str, text: str, logprobs: Logprobs = ()) -> wire.OutputText | wire.Refusal | wire.ReasoningText:

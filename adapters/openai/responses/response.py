@@ -12,7 +12,7 @@ from adapters.openai.responses.stored import CONVERSATION, Items, entries_of, ma
 from schemas.ir import FinishReason, Generate, Usage
 from schemas.openai import responses as wire
 
-_INCOMPLETE_REASONS = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
+INCOMPLETE_REASONS = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
 """The finish reasons that make a response incomplete -> the protocol's word."""
 
 _ANSWERED = ("completed", "incomplete")
@@ -101,7 +101,7 @@ def new_response(request: Generate, model: str, created: int, output: tuple[wire
 def ended(response: wire.Response, reason: FinishReason, usage: Usage, now: int) -> wire.Response:
     """The response with its final status. The last item of an incomplete response is incomplete, too."""
     response = msgspec.structs.replace(response, usage=usage_of(usage))
-    incomplete = _INCOMPLETE_REASONS.get(reason)
+    incomplete = INCOMPLETE_REASONS.get(reason)
     if incomplete is None:
         return msgspec.structs.replace(response, status="completed", completed_at=now)
     output = response.output

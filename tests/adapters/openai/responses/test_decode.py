@@ -281,12 +281,16 @@ def test_a_stream_ends_with_the_whole_response() -> None:
     ("reason", "why"), [(FinishReason.LENGTH, "max_output_tokens"), (FinishReason.CONTENT_FILTER, "content_filter")]
 )
 def test_a_truncated_response_is_incomplete(reason: FinishReason, why: str) -> None:
-    cut = (Started("m", 1), Delta(text="Hel"), Finished(reason=reason), Usage(1, 1))
-    request = ask(stream=True)
-    last = events(server().encoder(request).feed(cut))[-1]
+    call = ToolDelta(0, "c0", "weather", '{"ci')
+    cut = (Started("m", 1), Delta(text="Hel"), Delta(tool_calls=(call,)), Finished(reason=reason), Usage(1, 1))
+    request = ask(stream=True, tools=[WEATHER])
+    streamed = events(server().encoder(request).feed(cut))
+    last = streamed[-1]
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": why}
-    assert last["response"]["output"][-1]["status"] == "incomplete"
+    assert [item["status"] for item in last["response"]["output"]] == ["completed", "incomplete"]
+    done = [event["item"] for event in streamed if event["type"] == "response.output_item.done"]
+    assert done == last["response"]["output"]
     assert last["response"] == json.loads(server().encode(request, fold(cut)).body)
 
 
