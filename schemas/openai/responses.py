@@ -22,6 +22,9 @@ class Part(msgspec.Struct, frozen=True):
     image_url: str | None = None
     file_id: str | None = None
     detail: str | None = None
+    # Of texts that come back as they were answered. No model reads them.
+    annotations: Any = None
+    logprobs: Any = None
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -39,6 +42,9 @@ class Item(msgspec.Struct, frozen=True):
     summary: Any = None
     extra_content: ExtraContent | None = None  # of a call, as in chats
     encrypted_content: str | None = None  # of a compaction, or of reasoning
+    # Of items that come back as they were answered. No model here reads them.
+    status: Any = None
+    phase: Any = None
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -121,6 +127,8 @@ class ResponseRequest(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: str | None = None
     service_tier: str | None = None
     store: bool | None = None
     truncation: str | None = None

@@ -54,6 +54,14 @@ WITHOUT_MEANING = {
     "stream": "false, in the types of requests for whole answers",
     "response_format<ResponseFormatText>": "the form of answers anyway",
     "text.format<ResponseFormatText>": "the form of answers anyway",
+    "input.status": "says whether an item is whole: what there is of it is read",
+    **dict.fromkeys(
+        (
+            *(f"input.content.logprobs.{field}" for field in ("token", "bytes", "logprob")),
+            *(f"input.content.logprobs.top_logprobs.{field}" for field in ("token", "bytes", "logprob")),
+        ),
+        "the model's own, of a text that it has written",
+    ),
     "input.type": "message, which items are without a type",
     "tools.type": "custom, which tools are without a type",
     "messages.content.caller<DirectCallerParam>": "the model itself, which calls anyway",

@@ -50,6 +50,20 @@ async def test_streams_have_the_header_too(stream: bool) -> None:
 
 
 @pytest.mark.slow
+async def test_items_of_a_response_come_back_to_a_strict_server() -> None:
+    app, _ = scripted("echo", server=ServerSection(strict=True))
+    async with running(app) as client:
+        asked: dict[str, Any] = {"model": "echo", "input": [{"role": "user", "content": "one"}], "store": False}
+        answer = await client.post("/v1/responses", json=asked | {"include": ["message.output_text.logprobs"]})
+        items = [*asked["input"], *answer.json()["output"], {"role": "user", "content": "two"}]
+        fields = {"input": items, "prompt_cache_retention": "24h", "prompt_cache_options": {"ttl": "30m"}}
+        again = await client.post("/v1/responses", json=asked | fields)
+    assert answer.json()["output"][0]["status"] == "completed"
+    assert again.status_code == 200, again.text
+    assert again.headers[IGNORED] == "prompt_cache_options, prompt_cache_retention"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("path", REQUESTS)
 async def test_a_strict_server_refuses_it(path: str) -> None:
     app, _ = scripted("echo", server=ServerSection(strict=True))

@@ -17,7 +17,7 @@ from adapters.body import parse
 from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.checks import empty, missing
 from adapters.openai.inbound.decode import read_fields
-from adapters.openai.responses.items import append, read_message
+from adapters.openai.responses.items import append, places_without_effect, read_message
 from adapters.openai.responses.response import usage_of
 from adapters.openai.responses.stored import Items, normalized
 from adapters.openai.responses.summary import write_summary
@@ -61,7 +61,7 @@ def read_compaction(dialect: Dialect, request: Relay) -> Generate:
         flow=request.flow,
         destinations=request.destinations,
         extra=extra,
-        unknown=extra.paths,
+        unknown=(*extra.paths, *places_without_effect(items)),
         origin=request.origin,
     )
 

@@ -20,7 +20,7 @@ from adapters.openai.inbound.tools import (
     read_tools,
     unread_tools,
 )
-from adapters.openai.responses.items import ITEMS, append, read_message, without_foreign_fields
+from adapters.openai.responses.items import ITEMS, append, places_without_effect, read_message, without_foreign_fields
 from adapters.openai.responses.stored import (
     REFERENCE,
     Items,
@@ -189,16 +189,13 @@ def _sampling(given: wire.ResponseRequest) -> Sampling:
 def _without_effect(given: wire.ResponseRequest) -> tuple[str, ...]:
     """The fields that are known, and change nothing here."""
     options = given.stream_options if isinstance(given.stream_options, dict) else {}
-    # Reasoning of earlier turns is not sent to a model again.
-    thought = next((place for place, item in enumerate(_own_items(given)) if item.type == "reasoning"), None)
     asked = (
         ("include", ENCRYPTED in (given.include or ())),
         ("reasoning.summary", given.reasoning is not None and given.reasoning.summary is not None),
         ("stream_options.include_obfuscation", bool(options.get("include_obfuscation"))),
         ("text.format.description", bool(given.text and given.text.format and given.text.format.description)),
     )
-    places = tuple(name for name, is_asked in asked if is_asked)
-    return places if thought is None else (*places, f"input[{thought}]")
+    return (*(name for name, is_asked in asked if is_asked), *places_without_effect(_own_items(given)))
 
 
 def _hints(given: wire.ResponseRequest) -> dict[str, Any]:
@@ -210,6 +207,8 @@ def _hints(given: wire.ResponseRequest) -> dict[str, Any]:
         "service_tier": given.service_tier,
         "safety_identifier": given.safety_identifier,
         "prompt_cache_key": given.prompt_cache_key,
+        "prompt_cache_options": given.prompt_cache_options,
+        "prompt_cache_retention": given.prompt_cache_retention,
     }
     return {name: value for name, value in hints.items() if value is not None}
 
@@ -222,6 +221,7 @@ def _unread(given: wire.ResponseRequest) -> Iterator[Unread]:
             ("reasoning.effort", "reasoning_effort", reasoning.effort),
             ("text.verbosity", "verbosity", text.verbosity),
             ("service_tier", "service_tier", given.service_tier),
+            ("prompt_cache_retention", "prompt_cache_retention", given.prompt_cache_retention),
         )
     )
     words = [

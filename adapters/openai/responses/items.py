@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from adapters.calls import read_signature
 from adapters.openai.inbound.checks import missing, not_one_of
@@ -24,6 +24,24 @@ def without_foreign_fields(items: Items, known: Collection[str] = ITEMS) -> Item
         item if not isinstance(item, dict) or item.get("type") in (None, *known) else {"type": item["type"]}
         for item in items
     ]
+
+
+def places_without_effect(items: Iterable[wire.Item]) -> tuple[str, ...]:
+    """The places of what no model here reads in the items of a request's `input`, each field at its first place.
+
+    These are the reasoning, the phases and the citations of earlier turns. An item's status and a text's
+    log-probabilities ask for nothing.
+    """
+    first: dict[str, str] = {}
+    for place, item in enumerate(items):
+        if item.type == "reasoning":
+            first.setdefault("reasoning", f"input[{place}]")
+        if item.phase:
+            first.setdefault("phase", f"input[{place}].phase")
+        for number, part in enumerate(item.content if isinstance(item.content, tuple) else ()):
+            if part.annotations:
+                first.setdefault("annotations", f"input[{place}].content[{number}].annotations")
+    return tuple(first.values())
 
 
 def append(messages: list[Message], message: Message | None) -> None:

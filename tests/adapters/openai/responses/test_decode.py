@@ -554,3 +554,18 @@ def test_reasoning_of_earlier_turns_is_named() -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
     request = ask(input=[{"role": "user", "content": "Hi"}, thought, {"role": "assistant", "content": "Yes."}])
     assert request.unknown == ("input[1]",)
+
+
+def test_of_items_that_come_back_what_is_lost_is_named_once() -> None:
+    cited = {"type": "output_text", "text": "Yes.", "annotations": [{"type": "url_citation"}], "logprobs": [{"x": 1}]}
+    answered = {"type": "message", "role": "assistant", "status": "completed", "phase": "final_answer"}
+    plain = answered | {"phase": None, "content": [cited | {"annotations": []}]}
+    assert ask(input=[plain, {"role": "user", "content": "Hi"}]).unknown == ()
+    request = ask(input=[plain, *(answered | {"content": [cited]} for _ in range(2))])
+    assert request.unknown == ("input[1].phase", "input[1].content[0].annotations")
+
+
+def test_an_unknown_retention_of_a_cached_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        ignored_fields(ask(input="Hi", prompt_cache_retention="lots"), ScriptedBackend("s"))
+    assert refused.value.param == "prompt_cache_retention"
