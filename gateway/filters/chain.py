@@ -65,7 +65,7 @@ class FilterChain:
             message = "Requests of this model are filtered, and this operation's are sent on as they are."
             raise UnsupportedFeature(message, feature=request.origin.operation)
         if isinstance(request, Embed):
-            return replace(request, inputs=tuple([await self._prompt(each) for each in request.inputs]))
+            return replace(request, inputs=tuple([await self._prompt(each, "input") for each in request.inputs]))
         asked = ("logprobs", "prompt_logprobs", "returns_ids", "echo")
         for field in asked:
             if getattr(request, field) and not (field == "logprobs" and request.logprobs_optional):
@@ -95,14 +95,14 @@ class FilterChain:
         finally:
             await events.aclose()
 
-    async def _prompt(self, prompt: Prompt) -> Prompt:
+    async def _prompt(self, prompt: Prompt, param: str | None = None) -> Prompt:
         if isinstance(prompt, ChatPrompt):
             return replace(prompt, messages=tuple([await self._message(each) for each in prompt.messages]))
         if isinstance(prompt, TextPrompt):
             return replace(prompt, text=await self._text(prompt.text))
         assert isinstance(prompt, TokensPrompt)
         raise UnsupportedFeature(
-            "Requests of this model are filtered: send text, no token ids.", feature="token_prompts"
+            "Requests of this model are filtered: send text, no token ids.", feature="token_prompts", param=param
         )
 
     async def _message(self, message: Message) -> Message:

@@ -6,10 +6,10 @@ from contextlib import suppress
 
 from adapters.base import Reply, ServerCodec
 from adapters.optional import ScoringCodec, SummaryCodec
-from backends.base import Capabilities, Relays, ScoresTexts, check_unread, ignored_fields
+from backends.base import Capabilities, Feature, Relays, ScoresTexts, check_unread, ignored_fields
 from gateway.http.accounting import RequestAccount
 from gateway.routing.target import Target
-from schemas.errors import UnsupportedFeature, UnsupportedOperation
+from schemas.errors import ContextLengthExceeded, InvalidRequest, UnsupportedFeature, UnsupportedOperation
 from schemas.ir import Embed, Generate, Request, Tokenize
 from schemas.origin import Relay
 
@@ -59,9 +59,19 @@ async def _embedded(request: Embed, target: Target, codec: ServerCodec, account:
     can = target.backend.capabilities
     if not can.embeddings:
         raise UnsupportedFeature(f"The model '{request.model}' {_no_embeddings(can)}.", feature="embeddings")
-    vectors = await target.backend.embed(target.addressed(request))
+    try:
+        vectors = await target.backend.embed(target.addressed(request))
+    except InvalidRequest as error:
+        # Codecs write errors without the request for vectors, so its field is named here, as backends name it.
+        if error.param is None and (isinstance(error, ContextLengthExceeded) or _wants_text(error)):
+            error.param = "input"
+        raise
     account.usage = vectors.usage
     return codec.encode_embeddings(request, vectors)
+
+
+def _wants_text(error: InvalidRequest) -> bool:
+    return isinstance(error, UnsupportedFeature) and error.feature == Feature.TOKEN_PROMPTS
 
 
 def _no_embeddings(can: Capabilities) -> str:

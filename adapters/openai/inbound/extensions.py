@@ -6,7 +6,7 @@ import re
 from operator import attrgetter
 from typing import Any
 
-from adapters.body import parse
+from adapters.body import convert, parse
 from adapters.openai.inbound.checks import refused
 from adapters.openai.inbound.tools import read_response_format
 from adapters.openai.words import WORDS, unknown_words
@@ -75,11 +75,21 @@ def read_grammar(given: wire.GenerationRequest) -> Grammar | None:
     """
     if _CONSTRAINED(given) == _FREE:
         return None
-    found = [(name, value) for name, value in _constraints(given) if value is not None and value is not False]
+    found = _given_constraints(given)
     grammar = read_response_format(given.response_format)
     if len(found) + (grammar is not None) > 1:
         raise refused(found[-1][0], f"'{found[-1][0]}' cannot be combined with another constraint on the text.")
     return _grammar(*found[0]) if found else grammar
+
+
+def constraining_field(body: bytes) -> str:
+    """The field of a chat or completion that constrains the text, under the name that the client used.
+
+    Args:
+        body: of a request that was decoded.
+    """
+    given, _ = convert(parse(body), wire.GenerationRequest)
+    return next((name for name, value in _given_constraints(given)), "response_format")
 
 
 def template_options(given: wire.ChatRequest) -> TemplateOptions:
@@ -128,10 +138,10 @@ def own_chat_fields(given: wire.ChatRequest) -> tuple[Unread, ...]:
     )
 
 
-def _constraints(given: wire.GenerationRequest) -> list[tuple[str, Any]]:
-    """Every field that may hold a constraint, by the name of its form here, and its value."""
+def _given_constraints(given: wire.GenerationRequest) -> list[tuple[str, Any]]:
+    """The fields beside `response_format` that hold a constraint, and their values."""
     outputs = given.structured_outputs or wire.StructuredOutputs()
-    return [
+    fields = (
         ("guided_json", given.guided_json),
         ("guided_regex", given.guided_regex),
         ("guided_choice", given.guided_choice),
@@ -145,7 +155,8 @@ def _constraints(given: wire.GenerationRequest) -> list[tuple[str, Any]]:
         ("json_schema", given.json_schema),
         ("regex", given.regex),
         ("ebnf", given.ebnf),
-    ]
+    )
+    return [(name, value) for name, value in fields if value is not None and value is not False]
 
 
 def _grammar(name: str, value: Any) -> Grammar:

@@ -11,6 +11,7 @@ import msgspec
 from adapters.base import Headers, Reply
 from adapters.dialect import row_for
 from adapters.openai.dialects import Dialect
+from adapters.openai.inbound.extensions import constraining_field
 from schemas.errors import GatewayError, InvalidRequest, MethodNotAllowed, UnsupportedFeature
 from schemas.ir import ChatPrompt, Generate, ImagePart, Part
 from schemas.openai.answers import Error, ErrorResponse, MindieErrorResponse
@@ -31,8 +32,16 @@ _FIELDS = {
     "best_of": "best_of",
     "suffix": "suffix",
     "lora_adapters": "model",
+    "truncation": "truncation",
 }
 """A `backends.base.Feature` -> the field of the protocol that asks for it."""
+
+_OTHER_NAMES = {
+    # The number of alternatives is the value of `logprobs`.
+    "completions": {"top_logprobs": "logprobs"},
+    "responses": {"messages": "input", "logprobs": "include", "response_format": "text.format"},
+}
+"""An operation -> a field of chats -> the field by which the operation asks for the same."""
 
 _IMAGE = re.compile(r"images(?:\[(\d+)\])?")
 """The `param` with which backends name the images of a request, or one of them by its number."""
@@ -82,16 +91,19 @@ def _param(error: GatewayError, request: Generate | None) -> str | None:
     # Backends number images over the whole request; the client wants the path of the part.
     if (image := _IMAGE.fullmatch(error.param or "")) is not None:
         return None if request is None else _image_param(request, image[1])
-    if error.param is not None:
-        return error.param
-    if isinstance(error, UnsupportedFeature):
+    field = error.param
+    if field is None and isinstance(error, UnsupportedFeature):
         field = _FIELDS.get(error.feature)
-        completion = request is not None and not isinstance(request.prompts[0], ChatPrompt)
-        # In completions the number of alternatives is the value of `logprobs`.
-        return "logprobs" if completion and field == "top_logprobs" else field
-    if error.kind == "context_length" and request is not None:
-        return "messages" if isinstance(request.prompts[0], ChatPrompt) else "prompt"
-    return "model" if error.kind == "model_not_found" else None
+    elif field is None and error.kind == "context_length" and request is not None:
+        field = "messages" if isinstance(request.prompts[0], ChatPrompt) else "prompt"
+    elif field is None and error.kind == "model_not_found":
+        field = "model"
+    origin = request.origin if request is not None else None
+    if field is None or origin is None:
+        return field
+    if field == "response_format" and origin.operation in ("chat", "completions"):
+        return constraining_field(origin.body)
+    return _OTHER_NAMES.get(origin.operation, {}).get(field, field)
 
 
 def _image_param(request: Generate, number: str | None) -> str:

@@ -22,6 +22,7 @@ from schemas.errors import InvalidRequest, Overloaded, UnsupportedFeature
 from schemas.ir import (
     ChatPrompt,
     Delta,
+    Embed,
     Event,
     Events,
     Finished,
@@ -115,6 +116,12 @@ async def test_what_would_show_the_original_is_refused(change: dict[str, object]
     fields: dict[str, object] = {"id": "1", "model": "m", "prompts": (TextPrompt("x"),)} | change
     with pytest.raises(UnsupportedFeature):
         await chain().request(Generate(**fields))  # type: ignore[arg-type]
+
+
+async def test_token_ids_of_a_request_for_vectors_are_refused_by_its_field() -> None:
+    with pytest.raises(UnsupportedFeature) as refused:
+        await chain().request(Embed(id="1", model="m", inputs=(TokensPrompt((1,)),)))
+    assert refused.value.param == "input"
 
 
 async def test_a_refusal_is_an_error_of_the_request_and_the_end_of_an_answer() -> None:

@@ -34,9 +34,19 @@ from schemas.errors import (
     UnsupportedFeature,
     UnsupportedMediaType,
 )
+from schemas.ir import Generate
 from tests.adapters.openai.scenes import ROUTES, call, chat, client, completion, server
 
 INVALID = "invalid_request_error"
+
+
+def response() -> Generate:
+    """A response as the server codec decodes it."""
+    request = server().decode(ROUTES["responses"], b'{"model": "m", "input": "Hi"}', call())
+    assert isinstance(request, Generate)
+    return request
+
+
 SERVER = "server_error"
 MINDIE_INVALID = "Input Validation Error"
 
@@ -134,10 +144,33 @@ def test_headers(error: GatewayError, headers: dict[str, str]) -> None:
         (UnsupportedFeature("m", feature="tools", param="tools[1]"), chat, "tools[1]"),
         (ContextLengthExceeded("m"), chat, "messages"),
         (ContextLengthExceeded("m"), completion, "prompt"),
+        (ContextLengthExceeded("m"), response, "input"),
+        (ContextLengthExceeded("m", param="messages"), response, "input"),
+        (UnsupportedFeature("m", feature="images"), response, "input"),
+        (UnsupportedFeature("m", feature="logprobs"), response, "include"),
+        (UnsupportedFeature("m", feature="grammar"), response, "text.format"),
+        (UnsupportedFeature("m", feature="truncation"), response, "truncation"),
+        (InvalidRequest("m", param="response_format"), response, "text.format"),
     ],
 )
 def test_the_field_at_fault_is_named(error: GatewayError, ask: Any, param: str | None) -> None:
     assert json.loads(server().error(error, ask()).body)["error"]["param"] == param
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "(", "guided_json_object": False}, "guided_regex"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"structured_outputs": {"grammar": "g"}}, "structured_outputs.grammar"),
+    ],
+)
+def test_the_constraint_at_fault_is_named(ask: Any, fields: dict[str, Any], param: str) -> None:
+    request = ask(**fields)
+    for error in (InvalidRequest("m", param="response_format"), UnsupportedFeature("m", feature="grammar")):
+        assert json.loads(server().error(error, request).body)["error"]["param"] == param
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://a.example/b.png"}}
