@@ -19,7 +19,7 @@ from adapters.openai.dialects import Dialect
 from adapters.openai.inbound.answers import wire_usage
 from adapters.optional import RunWriter
 from schemas.errors import GatewayError
-from schemas.ir import Delta, Events, Generate, Relayed, Started, Usage
+from schemas.ir import Delta, Events, Finished, Generate, Relayed, Started, Usage
 
 STREAM_TYPE = "text/event-stream"
 STREAM_HEADERS: Headers = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -68,7 +68,7 @@ class StreamWriter:
         self._head = b""  # of every chunk, up to its choices
         self._around_text: dict[int, tuple[bytes, bytes]] = {}  # choice -> the bytes before and after a text
         self._held: bytes | None = None  # a finished choice whose chunk waits for the usage
-        self._generated = 0
+        self._generated: dict[int, int] = {}  # choice -> its tokens so far, where chunks have a usage
         self._relaying = False
         # Three forms of usage: one chunk of its own before `[DONE]` (OpenAI's `include_usage`), that and the usage so
         # far in every chunk (vLLM's `continuous_usage_stats`), or in every chunk with the exact one in the last
@@ -96,10 +96,8 @@ class StreamWriter:
                 if isinstance(event, Usage):
                     out.append(b"data: [DONE]\n\n")
             elif isinstance(event, Delta):
-                # A delta without tokens counts as one, unless it is empty.
-                self._generated += len(event.tokens) or bool(
-                    event.text or event.reasoning or event.tool_calls or event.refusal
-                )
+                if self._every_chunk:
+                    self._count(event)
                 # Another event follows, so the held chunk was not the last: it gets the usage so far.
                 if self._held is not None:
                     out.append(self._chunk(self._held))
@@ -123,6 +121,14 @@ class StreamWriter:
     def fail(self, error: GatewayError) -> bytes:
         """The error event that ends the stream."""
         return b"data: %b\n\n" % guard(self._encode_error(error))
+
+    def _count(self, delta: Delta) -> None:
+        """Count the tokens of a delta. One without tokens counts as one, unless it is empty."""
+        tokens = len(delta.tokens) or bool(delta.text or delta.reasoning or delta.tool_calls or delta.refusal)
+        self._generated[delta.choice] = self._generated.get(delta.choice, 0) + tokens
+        # The end of a choice knows those of tags, too, and of pieces of calls that hold several.
+        if isinstance(delta, Finished) and delta.generated is not None:
+            self._generated[delta.choice] = delta.generated
 
     def _delta(self, delta: Delta) -> bytes:
         """The chunks of a delta."""
@@ -181,7 +187,7 @@ class StreamWriter:
         """The end of a chunk with the usage so far; null while the length of the prompt is unknown."""
         if self._started.prompt_tokens is None:
             return b'],"usage":null}\n\n'
-        return self._with_usage(Usage(self._started.prompt_tokens, self._generated))
+        return self._with_usage(Usage(self._started.prompt_tokens, sum(self._generated.values())))
 
     def _with_usage(self, usage: Usage) -> bytes:
         """The end of a chunk with a usage."""

@@ -32,7 +32,7 @@ from tests.adapters.openai.scenes import (
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("get_weather", "get_time")]
 STREAM = {"stream": True}
-CONTINUOUS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+CONTINUOUS: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 Ask = Callable[..., Generate]
 SCENES: dict[str, tuple[str, Ask, dict[str, Any], Events]] = {
@@ -102,6 +102,26 @@ def test_a_failure_in_place_of_the_usage_chunk() -> None:
     data = encoder.feed(ZOE[:-1]) + encoder.fail(Incomplete("It stopped."))
     assert b'"finish_reason":"stop"' not in data
     assert data.endswith(b'"code":"incomplete_generation"}}\n\n')
+
+
+def test_the_last_chunk_of_a_choice_counts_all_of_its_tokens() -> None:
+    """Those of tags and names of calls are in no delta."""
+    said: Events = (
+        Started("m", 5),
+        Delta(text="Hm", tokens=(Token(1, "Hm"),), choice=1),
+        *CALLS[1:-2],
+        Finished(reason=FinishReason.TOOL_CALL, generated=23),
+        Finished(text=".", reason=FinishReason.EOS, choice=1),
+        Usage(5, 25),
+    )
+    data = server().encoder(chat(tools=TOOLS, n=2, **CONTINUOUS)).feed(said)
+    *chunks, last = [json.loads(event.removeprefix(b"data: ")) for event in data.split(b"\n\n")[:-2]]
+    counts = {
+        chunk["choices"][0]["finish_reason"]: chunk["usage"]["completion_tokens"]
+        for chunk in chunks
+        if chunk["choices"]
+    }
+    assert (counts["tool_calls"], counts["stop"], last["usage"]["completion_tokens"]) == (24, 25, 25)
 
 
 def test_models() -> None:
