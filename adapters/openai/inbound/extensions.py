@@ -32,7 +32,7 @@ _OWN_FIELDS: dict[str, tuple[Any, ...]] = {
     "separate_reasoning": (True,),
     "include_reasoning": (True,),
     "lora_path": (),
-    "add_special_tokens": (),
+    "add_special_tokens": (),  # see `own_fields`
     "documents": ([],),
     "mm_processor_kwargs": ({},),
     "structural_tag": (),
@@ -118,9 +118,11 @@ def own_fields(given: wire.GenerationRequest) -> tuple[Unread, ...]:
     values = _OWN(given)
     if values == _NO_OWN:
         return ()
+    # vLLM's defaults: a text gets special tokens, the template of a chat has them.
+    neutral = _OWN_FIELDS | {"add_special_tokens": (isinstance(given, wire.CompletionRequest),)}
     return tuple(
         Unread(name, name, f"The '{name}' parameter is not supported.")
-        for (name, without_effect), value in zip(_OWN_FIELDS.items(), values, strict=True)
+        for (name, without_effect), value in zip(neutral.items(), values, strict=True)
         if value is not None and value not in without_effect
     )
 

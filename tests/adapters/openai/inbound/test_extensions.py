@@ -105,6 +105,13 @@ def test_what_only_such_a_server_can_do(field: str) -> None:
     assert ask("chat", **{field: without_effect}).unread == ()
 
 
+@pytest.mark.parametrize(("operation", "default"), [("chat", False), ("completions", True)])
+def test_special_tokens_as_they_are_anyway(operation: str, *, default: bool) -> None:
+    assert ask(operation, add_special_tokens=default).unread == ()
+    (part,) = ask(operation, add_special_tokens=not default).unread
+    assert part.param == "add_special_tokens"
+
+
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
