@@ -17,7 +17,7 @@ from adapters.remote_failures import header_number, malformed, read_json
 from adapters.tgi.dialects import Dialect
 from adapters.tgi.remote_failures import event_failure
 from adapters.tgi.stops import StopCutter, cut, visible
-from schemas.errors import BackendFailed, Fault, Incomplete
+from schemas.errors import BackendFailed, Fault, Incomplete, UnsupportedFeature
 from schemas.ir import (
     Delta,
     Event,
@@ -120,6 +120,8 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
 
     Raises:
         schemas.errors.BackendError: the answer is an error or violates the protocol.
+        schemas.errors.UnsupportedFeature: the request is for the log-probabilities of its prompt, which the server
+            leaves out.
     """
     body = reply.body
     answer: RemoteAnswer | tuple[RemoteAnswer, ...]
@@ -148,11 +150,24 @@ def read_answer(dialect: Dialect, request: Generate, reply: Reply) -> Events:
     # TGI 3 does not count the prompt in the details of whole answers; its header does.
     count = header_number(header)
     prompt_tokens = _prompt_tokens(details) if count is None else count
+    is_from_tgi = request.origin is not None and request.origin.protocol == "tgi"
+    is_empty = 0 in (count, details.input_length, details.prompt_tokens)
+    # A TGI client gets the server's own empty list.
+    if request.prompt_logprobs and not (details.prefill or is_empty or is_from_tgi):
+        raise _no_prefill()
     prompt = tuple(Token(_ids(token)[0], token.text or "", token.logprob) for token in details.prefill)
     usage = Usage(prompt_tokens, sum(sequence.generated_tokens for sequence in sequences))
     passed_on = (relayed(request, bytes(body), detailed=True),) if passes_back(dialect, request) else ()
     started = Started(request.model, prompt_tokens, (prompt,) if request.prompt_logprobs else ())
     return (*passed_on, started, *finishes, usage)
+
+
+def _no_prefill() -> UnsupportedFeature:
+    message = (
+        "The model's server returns no log-probabilities of the prompt. TGI does if it is started with"
+        " --enable-prefill-logprobs."
+    )
+    return UnsupportedFeature(message, feature="prompt_logprobs")
 
 
 def _choice(dialect: Dialect, request: Generate, index: int, text: str, sequence: RemoteSequence) -> Finished:

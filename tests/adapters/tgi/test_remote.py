@@ -11,12 +11,14 @@ from adapters.fold import fold
 from adapters.tgi.client import TgiClient
 from schemas import errors
 from schemas.completion import Completion
+from schemas.errors import UnsupportedFeature
 from schemas.ir import (
     Delta,
     Events,
     Finished,
     FinishReason,
     Generate,
+    Origin,
     Sampling,
     Started,
     Stopping,
@@ -107,6 +109,19 @@ class TestGolden:
         assert answer.prompts == ((Token(1, "<s>"), Token(7, "Who?", -3.0)),)
         assert answer.choices[0].tokens[0].top == (TopToken(22, "b", -0.5), TopToken(21, "a", -1.0))
         assert answer.usage == Usage(2, 2)
+
+
+def test_an_answer_without_the_prompts_log_probabilities_is_refused() -> None:
+    """TGI 3 without `--enable-prefill-logprobs`. Its own clients get its empty list."""
+    body, count = golden("tgi", "whole-details.json"), ("x-prompt-tokens", "7")
+    with pytest.raises(UnsupportedFeature, match="--enable-prefill-logprobs") as refused:
+        client("tgi").decode(asking(prompt_logprobs=True), reply(body, 200, count))
+    assert refused.value.feature == "prompt_logprobs"
+    empty = client("tgi").decode(asking(prompt_logprobs=True), reply(body, 200, ("x-prompt-tokens", "0")))
+    assert empty[0] == Started("model", 0, ((),))
+    for echo in (False, True):  # relayed, and written anew
+        own = asking(prompt_logprobs=True, echo=echo, origin=Origin("tgi", "tgi", "generate", b"{}"))
+        assert fold(client("tgi").decode(own, reply(body, 200, count))).prompts == ((),)
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 64])
