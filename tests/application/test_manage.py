@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from backends.base import Health
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
-from gateway.config import Config, ConfigError, Endpoint, ServerSection
+from gateway.config import Config, ConfigError, Endpoint, Price, ServerSection
 from gateway.deployment.state_file import LiveDeployments
 from tests.gateway.serving import MESSAGES, chat, endpoint, running, unit_for
 
@@ -90,6 +90,16 @@ async def test_shares_alone_can_be_changed_and_a_listed_configuration_can_be_sen
         again = (await put(client, {"served_entities": entities, "traffic_config": shares})).json()
         assert again["config"]["served_entities"] == entities
         assert again["config"]["config_version"] == 2  # nothing was changed
+
+
+async def test_served_entities_whose_shares_are_changed_keep_their_prices(tmp_path: Path) -> None:
+    priced = replace(CHAT, served_entities=tuple(replace(arm, price=Price(prompt=1.0)) for arm in CHAT.served_entities))
+    settings = config(tmp_path, chat=priced)
+    async with running(create_app(settings, {name: ScriptedBackend(name) for name in "st"})) as client:
+        shares = arms(("a", "", 10), ("b", "", 90))["traffic_config"]
+        assert split((await put(client, {"traffic_config": shares})).json()) == {"a": 10, "b": 90}
+    kept = LiveDeployments(settings).deployments["chat"].serving.served_entities
+    assert [(arm.traffic_percentage, arm.price) for arm in kept] == [(10, Price(prompt=1.0)), (90, Price(prompt=1.0))]
 
 
 async def test_an_endpoint_is_created_served_and_deleted(tmp_path: Path) -> None:
