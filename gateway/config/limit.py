@@ -16,7 +16,9 @@ the calendar, in UTC.
 BILLION = 1_000_000_000
 """Costs are counted in billionths of the prices' currency."""
 
-Amount = Annotated[float, msgspec.Meta(gt=0)]
+# The upper bounds are for infinity alone, which costs in integers cannot express.
+Amount = Annotated[float, msgspec.Meta(gt=0, le=1e15)]
+_Rate = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 class Limit(Section, frozen=True):
@@ -66,9 +68,9 @@ class Price(Section, frozen=True):
         completion: tokens of the answer.
     """
 
-    prompt: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    cached: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    completion: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    prompt: _Rate = 0.0
+    cached: _Rate | None = None
+    completion: _Rate = 0.0
 
     def of(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> int:
         """The cost of an answer with so many tokens, in billionths; `cached_tokens` are among `prompt_tokens`."""

@@ -23,6 +23,11 @@ END = GOOD.count("\n") + 1  # the line of what is appended
 
 Change = tuple[str, str]
 BAD: dict[str, tuple[Change | str, int, str]] = {
+    "a price without end": (
+        ('backend = "toy", traffic', 'backend = "toy", price = { prompt = inf }, traffic'),
+        13,
+        "<= 1000000000",
+    ),
     # --- syntax, and other languages
     "bracket": (("[backends.toy]", "[backends.toy"), 4, "Expected"),
     "quote": (('kind = "scripted"', 'kind = "scripted'), 5, "Illegal character"),
