@@ -13,6 +13,8 @@ from gateway.http.client import FLOW_EXTENSION
 from schemas.ir import Events, Generate
 from tests.gateway.serving import MESSAGES, config, ready
 
+BODY = json.dumps({"model": "long", "messages": MESSAGES, "stream": True, "max_tokens": 50}).encode()
+
 
 class CountingBackend(ScriptedBackend):
     """Counts the batches that it was asked for."""
@@ -44,6 +46,8 @@ class Connection:
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.body":
+            if self.write_paused:  # as servers do
+                await self.drained.wait()
             self.sent.append(message["body"])
             self.write_paused = not self.drained.is_set()
             self.full.set()
@@ -53,12 +57,8 @@ class Connection:
         self.write_paused = False
 
 
-async def test_no_batch_is_made_while_the_client_takes_none() -> None:
-    backend = CountingBackend("s", {"scripts": {"long": {"texts": ["word "], "repeat": 50}}})
-    app = create_app(config("long"), {"s": backend})
-    body = json.dumps({"model": "long", "messages": MESSAGES, "stream": True, "max_tokens": 50}).encode()
-    connection = Connection(body)
-    scope = {
+def scope_of(connection: Connection) -> dict[str, Any]:
+    return {
         "type": "http",
         "method": "POST",
         "path": "/v1/chat/completions",
@@ -68,9 +68,15 @@ async def test_no_batch_is_made_while_the_client_takes_none() -> None:
         "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         "extensions": {FLOW_EXTENSION: {"flow": connection}},
     }
+
+
+async def test_no_batch_is_made_while_the_client_takes_none() -> None:
+    backend = CountingBackend("s", {"scripts": {"long": {"texts": ["word "], "repeat": 50}}})
+    app = create_app(config("long"), {"s": backend})
+    connection = Connection(BODY)
     async with app.lifespan():
         await ready(app)
-        asked = asyncio.create_task(app(scope, connection.receive, connection.send))  # type: ignore[arg-type]
+        asked = asyncio.create_task(app(scope_of(connection), connection.receive, connection.send))  # type: ignore[arg-type]
         await connection.full.wait()
         before = backend.batches
         await asyncio.sleep(0.1)
@@ -79,3 +85,22 @@ async def test_no_batch_is_made_while_the_client_takes_none() -> None:
         await asked
     assert backend.batches > 50
     assert b"".join(connection.sent).endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_server_that_stops_waits_for_no_client_that_takes_nothing() -> None:
+    """Its request is counted before the metrics are closed."""
+    app = create_app(
+        config("long"), {"s": CountingBackend("s", {"scripts": {"long": {"texts": ["word "], "repeat": 50}}})}
+    )
+    connection = Connection(BODY)
+    async with app.lifespan():
+        await ready(app)
+        asked = asyncio.create_task(app(scope_of(connection), connection.receive, connection.send))  # type: ignore[arg-type]
+        await connection.full.wait()
+        await asyncio.sleep(0.01)
+        app.state.service.draining = True
+        asked.cancel()
+        async with asyncio.timeout(5):
+            await asyncio.wait([asked])
+        totals = app.state.service.metrics.totals()["gw_requests"]
+    assert [labels[-1] for labels in totals] == ["cancelled"]
