@@ -37,15 +37,9 @@ class Certificates:
         self._certificate, self._key = server.ssl_certfile, server.ssl_keyfile
         self._password_env = server.ssl_keyfile_password_env
         self._authorities = server.ssl_ca_certs
-        self.context = context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["http/1.1"])
-        if self._authorities is not None:
-            # Not CERT_REQUIRED: a client without a certificate is refused with an answer that says so, as nginx does
-            # (ngx_http_ssl_module, ssl_verify_client), and health checks need none.
-            context.verify_mode = ssl.CERT_OPTIONAL
         self._stamps = self._look()
-        self._load()
+        self.context = self._present = self._load()
+        self.context.sni_callback = self._use_present
 
     def refresh(self) -> None:
         """Read the files again if they have changed. What cannot be read is logged, and the known ones stay in use."""
@@ -55,7 +49,7 @@ class Certificates:
         # has come.
         self._stamps = stamps
         try:
-            self._load()
+            self._present = self._load()
         except ConfigError as error:
             log.error("certificate.rejected", error=str(error))
         else:
@@ -72,15 +66,28 @@ class Certificates:
             stamps.append((found.st_mtime_ns, found.st_ino) if found is not None else None)
         return stamps
 
-    def _load(self) -> None:
-        # In a context of its own first: `load_cert_chain` replaces the certificate before it looks at the key.
-        for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
-            _load(context, "ssl_certfile", self._certificate, self._key, self._password)
-            if self._authorities is not None:
-                try:
-                    context.load_verify_locations(self._authorities)
-                except (OSError, ValueError) as error:
-                    raise ConfigError(f"server.ssl_ca_certs: {self._authorities}: {_reason(error)}") from None
+    def _load(self) -> ssl.SSLContext:
+        # A new context each time: one that exists can get more authorities, and lose none.
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        _load(context, "ssl_certfile", self._certificate, self._key, self._password)
+        if self._authorities is not None:
+            # Not CERT_REQUIRED: a client without a certificate is refused with an answer that says so, as nginx does
+            # (ngx_http_ssl_module, ssl_verify_client), and health checks need none.
+            context.verify_mode = ssl.CERT_OPTIONAL
+            # A client that resumes a session shows no certificate: it would outlast its authority.
+            context.num_tickets = 0
+            context.options |= ssl.OP_NO_TICKET
+            try:
+                context.load_verify_locations(self._authorities)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"server.ssl_ca_certs: {self._authorities}: {_reason(error)}") from None
+        return context
+
+    def _use_present(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        """Have a handshake, which begins with the context of the sockets, go on with that of the present files."""
+        connection.context = self._present
 
     def _password(self) -> str:
         # Without this function OpenSSL would ask at the terminal.

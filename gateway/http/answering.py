@@ -289,8 +289,8 @@ class Responder:
                 raise Incomplete("The backend's answer stopped before it was finished.")
         except asyncio.CancelledError:
             # uvicorn cancels what still runs after `drain_timeout`. The connection still works, so the client learns
-            # why, unless it takes nothing: the server does not wait for it. A client that has left cancels, too; writing
-            # to its closed connection does nothing.
+            # why, unless it takes nothing: nobody waits for it then. A client that has left cancels, too; writing to
+            # its closed connection does nothing.
             if self._service.draining and not (flow is not None and flow.write_paused):
                 await self._write_failure(encoder, ShuttingDown("The server is shutting down."))
                 await self._client.send(_END)

@@ -153,6 +153,41 @@ async def test_a_renewed_certificate_is_used_by_new_connections(tmp_path: Path) 
     there.close()
 
 
+async def test_an_authority_that_is_removed_is_not_trusted_any_more(tmp_path: Path) -> None:
+    file = make_certificate(tmp_path, "server")
+    first, second = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    authorities = tmp_path / "authorities.pem"
+    authorities.write_text(first.read_text() + second.read_text())
+    settings = {"ssl_certfile": file, "ssl_keyfile": file.with_suffix(".key"), "ssl_ca_certs": authorities}
+    known = Certificates(ServerSection(**{name: str(path) for name, path in settings.items()}))  # type: ignore[arg-type]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(2))
+        writer.close()
+
+    there = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=known.context)
+
+    async def is_trusted(certificate: Path, context: ssl.SSLContext) -> bool:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.load_cert_chain(certificate, certificate.with_suffix(".key"))
+        try:
+            reader, writer = await asyncio.open_connection(*there.sockets[0].getsockname(), ssl=context)
+            writer.write(b"Hi")
+            found = await reader.read()
+            writer.close()
+        except (ssl.SSLError, ConnectionError):
+            return False
+        return found == b"Hi"
+
+    both = {each: ssl.create_default_context() for each in (first, second)}
+    assert [await is_trusted(each, context) for each, context in both.items()] == [True, True]
+    authorities.write_text(second.read_text())
+    known.refresh()
+    # With the same contexts, which would resume a session.
+    assert [await is_trusted(each, context) for each, context in both.items()] == [False, True]
+    there.close()
+
+
 def test_what_cannot_be_used_is_refused_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = make_certificate(tmp_path, "server")
     other = make_certificate(tmp_path, "other").with_suffix(".key")
