@@ -9,8 +9,12 @@ from msgspec import UNSET, UnsetType
 
 from adapters.body import UNREADABLE
 from schemas.errors import BackendFailed, InvalidRequest
+from schemas.ir import FinishReason
 from schemas.openai.extra_content import ExtraContent, GoogleContent
 from schemas.prompts import ToolCall
+
+CUTTING = frozenset({FinishReason.LENGTH, FinishReason.STOP_STRING, FinishReason.CONTENT_FILTER})
+"""The finish reasons of answers whose last call may be incomplete."""
 
 
 class OpenCalls:

@@ -11,7 +11,7 @@ import msgspec
 from adapters.anthropic.dialects import Dialect
 from adapters.base import Headers, Reply, error_headers
 from adapters.blocks import Blocks, Opened, Said
-from adapters.calls import written_arguments, written_signature
+from adapters.calls import CUTTING, written_arguments, written_signature
 from adapters.dialect import row_for
 from adapters.fold import blocks
 from adapters.formats.sse import guard
@@ -19,7 +19,7 @@ from adapters.optional import RunWriter
 from schemas import anthropic as wire
 from schemas.completion import Choice, Completion
 from schemas.errors import GatewayError, UnsupportedFeature
-from schemas.ir import Delta, Events, Finished, FinishReason, Generate, Relayed, Started, ToolCall, Usage
+from schemas.ir import Delta, Events, Finished, Generate, Relayed, Started, ToolCall, Usage
 
 _json = msgspec.json.Encoder().encode
 _type_of = msgspec.json.Decoder(wire.EventType).decode
@@ -203,7 +203,7 @@ def _content(choice: Choice) -> tuple[Block, ...]:
         if isinstance(block, ToolCall):
             # In a stream the pieces of truncated arguments are sent as they are; in a whole answer `input` must be an
             # object.
-            arguments = written_arguments(block, truncated=choice.reason is FinishReason.LENGTH)
+            arguments = written_arguments(block, truncated=choice.reason in CUTTING)
             content.append(wire.ToolUseBlock(block.id, block.name, arguments, written_signature(block.signature)))
         elif block[0] == "reasoning":
             content.append(wire.ThinkingBlock(block[1]))

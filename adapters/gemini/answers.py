@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from adapters.base import JSON, Headers, Reply, error_headers
-from adapters.calls import written_arguments
+from adapters.calls import CUTTING, written_arguments
 from adapters.dialect import row_for
 from adapters.fold import blocks, join_calls
 from adapters.formats.sse import guard
@@ -197,7 +197,7 @@ def _calls(
         wire.WrittenPart(
             function_call=wire.WrittenCall(
                 call.name,
-                written_arguments(call, truncated=reason is FinishReason.LENGTH),
+                written_arguments(call, truncated=reason in CUTTING),
                 call.id or f"call_{request.id}_{choice}_{index}",
             ),
             thought_signature=call.signature,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from adapters.base import Headers, Reply, error_headers
-from adapters.calls import written_arguments
+from adapters.calls import CUTTING, written_arguments
 from adapters.dialect import row_for
 from adapters.fold import join_calls, visible_text
 from adapters.formats.sse import guard
@@ -212,7 +212,7 @@ def _calls(request: Generate, calls: tuple[ToolCall, ...], reason: FinishReason)
     return tuple(
         wire.WrittenCall(
             call.id or f"call_{request.id}_{index}",
-            wire.WrittenFunction(index, call.name, written_arguments(call, truncated=reason is FinishReason.LENGTH)),
+            wire.WrittenFunction(index, call.name, written_arguments(call, truncated=reason in CUTTING)),
         )
         for index, call in enumerate(calls)
     )

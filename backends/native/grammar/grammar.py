@@ -226,7 +226,7 @@ def text_without(words: Sequence[str], text_tokens: Sequence[str], param: str) -
 
     Args:
         words: what no text contains.
-        text_tokens: special tokens that the text may have.
+        text_tokens: special tokens that the text may have, but for those that contain a word.
         param: the request's field, for the error.
 
     Raises:
@@ -236,5 +236,7 @@ def text_without(words: Sequence[str], text_tokens: Sequence[str], param: str) -
         raise InvalidRequest(f"'{param}' may have at most {_MAX_BAD_CHARACTERS} characters together.", param=param)
     # As code points, since a word may have characters that mean something in a regular expression or in Lark.
     literals = "|".join("".join(f"\\x{{{ord(character):X}}}" for character in word) for word in words)
+    # The regular expression sees no special token.
+    text_tokens = [token for token in text_tokens if not any(word in token for word in words)]
     before = f"(TEXT ({' | '.join(text_tokens)}))* " if text_tokens else ""
     return f"start: {before}TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({literals})(?s:.*)/\n"

@@ -83,7 +83,9 @@ class AnswerReader:
     def finish(self, finished: Finished) -> list[Delta]:
         """The last deltas, with all undecided text; the last of them is the `Finished`."""
         self._push(finished.tokens)
-        cut = finished.reason is FinishReason.LENGTH
+        # A stop string within a call cuts it as the limit does.
+        in_call = self._state == self._in_head or self._arguments is not None
+        cut = finished.reason is FinishReason.LENGTH or (finished.reason is FinishReason.STOP_STRING and in_call)
         if self._state == self._in_reasoning:
             begun = _partial(self._text, (self._closes,)) if cut else 0
             self._reason(len(self._text), self._text[: len(self._text) - begun].rstrip())
@@ -99,12 +101,12 @@ class AnswerReader:
             if self._arguments is not None and not cut:
                 self._pieces.add_arguments(self._arguments.close())
             self._pieces.add_text([token for token in self._consume(len(self._text)) if token.special])
-        # With LENGTH the last call may be incomplete, and OpenAI reports `length`, not `tool_calls`.
+        # The last call of a cut answer is incomplete: OpenAI reports `length`, not `tool_calls`.
         reason = FinishReason.TOOL_CALL if self._pieces.calls and not cut else finished.reason
         return self._pieces.take(replace(finished, reason=reason))
 
     def _without_markup(self) -> list[Token]:
-        """The undecided tokens of an answer that the limit has cut, without those of a call that had begun.
+        """The undecided tokens of an answer that was cut, without those of a call that had begun.
 
         Nobody can tell a cut tag from text that looks like it: more than its first character counts as a tag.
         """

@@ -20,7 +20,7 @@ from llguidance import LLMatcher
 
 from backends.base import Feature
 from backends.native.backend import NativeBackend
-from backends.native.grammar.grammar import GrammarCheck, grammar_source
+from backends.native.grammar.grammar import GrammarCheck, grammar_source, text_without
 from backends.native.grammar.schema_limits import check_schema
 from schemas.completion import Choice
 from schemas.errors import InvalidRequest, Overloaded
@@ -306,3 +306,9 @@ def test_every_answer_validates() -> None:
     print(reasons)
     assert set(reasons) <= {FinishReason.EOS, FinishReason.LENGTH}
     assert reasons[FinishReason.EOS] > 20 * BATCHES
+
+
+def test_special_tokens_with_a_bad_word_are_no_text() -> None:
+    tokens = ("<tool_call>", "</tool_call>", "<image>")
+    assert "tool" not in text_without(("tool",), tokens, "bad_words")
+    assert "(TEXT (<image>))*" in text_without(("tool",), tokens, "bad_words")

@@ -88,6 +88,15 @@ def test_a_call_cut_by_the_length_keeps_its_reason() -> None:
     assert (choice.reason, choice.tool_calls[0].arguments) == (FinishReason.LENGTH, '{"x": 12')
 
 
+def test_a_stop_string_within_a_call_cuts_it() -> None:
+    choice = parse(['<tool_call>{"name": "f", "arguments": {"x": ', '"Par'], FinishReason.STOP_STRING)
+    assert (choice.reason, choice.tool_calls[0].arguments) == (FinishReason.STOP_STRING, '{"x": "Par')
+    choice = parse(["Well. ", '<tool_call>{"'], FinishReason.STOP_STRING)
+    assert (choice.text, choice.tool_calls, choice.reason) == ("Well.", (), FinishReason.STOP_STRING)
+    choice = parse([CALL], FinishReason.STOP_STRING)
+    assert (choice.reason, len(choice.tool_calls)) == (FinishReason.TOOL_CALL, 1)
+
+
 def test_text_after_the_last_accepted_call_is_dropped() -> None:
     choice = parse([CALL, CALL, "more"], limit=1)
     assert (len(choice.tool_calls), choice.text) == (1, "")
