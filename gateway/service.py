@@ -21,6 +21,7 @@ from gateway.access.rules import RuleTable, estimated_tokens
 from gateway.access.shared_limiter import SharedLimiter
 from gateway.changes import Changes
 from gateway.config import Config, Endpoint
+from gateway.deferred import DeferredSteps
 from gateway.deployment.catalog import catalog
 from gateway.deployment.change_log import ChangeLog
 from gateway.deployment.deployments import generating, mixed_kinds
@@ -29,7 +30,6 @@ from gateway.deployment.state_file import LiveDeployments
 from gateway.experiments.experiments import Experiments, figures_folder
 from gateway.export.rows import Exporter
 from gateway.filters.guarded import NONE, GuardedFilter
-from gateway.later import Later
 from gateway.observability.live import LiveFigures
 from gateway.observability.logging import EVENTS
 from gateway.observability.metrics import Metrics
@@ -112,8 +112,8 @@ class Service:
         self.usage = Ledger.of(config, lambda records: self.metrics.usage_lost.add((), records))
         self.keeps_texts = any(each is not None and each.with_text for each in (self.exporter, self.usage))
         self.counts = EndpointCounts()
-        self.after_turn = Later()
-        self.ended = Later(_ENDED, EVENTS.begin_batch, EVENTS.end_batch)
+        self.after_turn = DeferredSteps()
+        self.ended = DeferredSteps(_ENDED, EVENTS.begin_batch, EVENTS.end_batch)
         self._ids: list[str] = []  # of requests to come
         self.backend_health = BackendHealth(backends)
         self._said = ""  # of what the last look failed with

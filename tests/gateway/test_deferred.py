@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from backends.cohorts import Steps
-from gateway.later import Later
+from gateway.deferred import DeferredSteps
 
 
 def noting(done: list[str], name: str) -> Steps:
@@ -20,10 +20,10 @@ def noting(done: list[str], name: str) -> Steps:
 @pytest.mark.parametrize("delay", [0.0, 0.005])
 async def test_steps_are_taken_together_later(delay: float) -> None:
     done: list[str] = []
-    later = Later(delay, lambda: done.append("before"), lambda: done.append("after"))
-    later.add(noting(done, "a"))
-    later.add(noting(done, "b"))
-    later.add(noting(done, "c"), at_once=True)
+    deferred = DeferredSteps(delay, lambda: done.append("before"), lambda: done.append("after"))
+    deferred.add(noting(done, "a"))
+    deferred.add(noting(done, "b"))
+    deferred.add(noting(done, "c"), at_once=True)
     assert done == ["c 1", "c 2"]
     done.clear()
     await asyncio.sleep(2 * delay)
@@ -32,10 +32,10 @@ async def test_steps_are_taken_together_later(delay: float) -> None:
 
 async def test_what_waits_is_not_taken_twice() -> None:
     done: list[str] = []
-    later = Later(0.005)
-    later.add(noting(done, "a"))
-    later.make()
-    later.add(noting(done, "b"))
+    deferred = DeferredSteps(0.005)
+    deferred.add(noting(done, "a"))
+    deferred.make()
+    deferred.add(noting(done, "b"))
     await asyncio.sleep(0.02)
     assert done == ["a 1", "a 2", "b 1", "b 2"]
 
@@ -47,8 +47,8 @@ async def test_steps_are_taken_though_what_is_before_them_fails() -> None:
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     done: list[str] = []
-    later = Later(0.0, fail, lambda: done.append("after"))
-    later.add(noting(done, "a"))
+    deferred = DeferredSteps(0.0, fail, lambda: done.append("after"))
+    deferred.add(noting(done, "a"))
     await asyncio.sleep(0)
     assert done == ["a 1", "a 2", "after"]
     assert [str(each["exception"]) for each in failures] == ["no space left"]

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from backends.cohorts import Steps, take
 
 
-class Later:
-    """Steps that are taken together, later. A process that is killed loses those that wait.
+class DeferredSteps:
+    """Deferred steps, which are taken together. A process that is killed loses those that wait.
 
     Args:
         delay: seconds; 0: at the end of the event loop's turn.
