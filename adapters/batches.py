@@ -74,6 +74,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         protocol: of the client.
+        endpoint: the path of the route that answers the lines, as the client named it.
+        prefix: of the mount that the batch was made below; "": of none.
+        port: that the batch was made at; None: a Unix socket.
         created, expires: when it was made, and when lines that are not answered by then are given up.
         times: when it came to each of its states.
         output_file: the results; where a protocol separates them, without those that are errors.
@@ -86,6 +89,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     protocol: str
     endpoint: str
+    # Batches that an older version made have neither.
+    prefix: str = ""
+    port: int | None = None
     state: State
     created: int
     expires: int

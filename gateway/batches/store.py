@@ -56,8 +56,10 @@ class BatchStore:
     # --- for clients ----------------------------------------------------------------------------------------------
 
     @in_thread
-    def create(self, owner: str, protocol: str, id: str, asked: NewBatch) -> Batch:
-        """Make a batch, with its lines if the request has them.
+    def create(
+        self, owner: str, protocol: str, id: str, asked: NewBatch, *, prefix: str = "", port: int | None = None
+    ) -> Batch:
+        """Make a batch, with its lines if the request has them; `prefix` and `port` are those of `Batch`.
 
         Raises:
             schemas.errors.RateLimited: the owner has too many batches that have not ended.
@@ -68,6 +70,8 @@ class BatchStore:
             id=id,
             protocol=protocol,
             endpoint=asked.endpoint,
+            prefix=prefix,
+            port=port,
             state=state,
             created=now,
             expires=now + WINDOW,

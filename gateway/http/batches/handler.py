@@ -211,7 +211,9 @@ class StoreRequestHandler:
                 raise InvalidRequest(f"No such file: '{asked.input_file}'.", param="input_file_id")
             self._file_codec.check_purpose(file.purpose)
         id = new_id(self._codec.id_prefix)
-        batch = await work.batches.create(self._owner, protocol, id, asked)
+        server = self._scope["server"]
+        port = server[1] if server is not None else None
+        batch = await work.batches.create(self._owner, protocol, id, asked, prefix=self._prefix, port=port)
         work.runner.wake()
         return self._codec.encode_batch(batch, self._address)
 
@@ -252,6 +254,12 @@ class StoreRequestHandler:
         codec = self._operation.codec
         assert isinstance(codec, HasFiles)
         return codec.files
+
+    @property
+    def _prefix(self) -> str:
+        """The prefix of the mount that a batch is made below; "" below none."""
+        path = self._scope["raw_path"].decode("latin-1")  # Litestar has changed `path`
+        return path.rstrip("/").removesuffix(self._operation.route.path)
 
     @property
     def _address(self) -> str:

@@ -49,7 +49,10 @@ class LineReader(RequestReader):
         """The line, with the rights of its key as they are now: the batch may be a day old."""
         self._account.key = self._service.keys.of_owner(self._key_owner)
         self._service.refresh()
-        return Call(self._account.request_id, self.shown(self._service.catalog)), self._body
+        catalog = self.shown(self._service.catalog)
+        if self.operation.endpoint is not None:
+            catalog = replace(catalog, default=self.operation.endpoint)
+        return Call(self._account.request_id, catalog), self._body
 
     async def decode(self, call: Call, body: bytes) -> Request | Change | Reply:
         """What the line asks for, in the background of all others.

@@ -113,7 +113,8 @@ class BatchRunner:
 
     async def _run(self, claim: Claim) -> None:
         batch = claim.batch
-        found = self._mounts.find(batch.endpoint, None)
+        # Of a mount that has gone since, the lines are answered as below none.
+        found = self._mounts.find(batch.prefix + batch.endpoint, batch.port) or self._mounts.find(batch.endpoint, None)
         operation = found[0].get("POST") if found is not None else None
         try:
             if operation is None or not isinstance(operation.codec, HasBatches):

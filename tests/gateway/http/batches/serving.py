@@ -23,12 +23,16 @@ CHAT = "/v1/chat/completions"
 
 @asynccontextmanager
 async def batching(
-    folder: Path, *models: str, server: ServerSection | None = None, **settings: Any
+    folder: Path,
+    *models: str,
+    server: ServerSection | None = None,
+    url: str = "http://localhost",
+    **settings: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a gateway that keeps batches in a folder."""
     section = BatchesSection(folder=str(folder), **settings)
     served = replace(config(*models or ("echo",), server=server), batches=section)
-    async with running(create_app(served, {"s": ScriptedBackend("s")})) as client:
+    async with running(create_app(served, {"s": ScriptedBackend("s")}), url) as client:
         yield client
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.access.keys_file import keys_file, new_key
-from gateway.config import Limit, ServerSection
+from gateway.config import Limit, Listener, Mount, ServerSection
 from tests.gateway.http.batches.serving import CHAT, answered, batch_of, batching, begin, ended, line, read, upload
 from tests.gateway.serving import running, scripted
 
@@ -51,6 +51,33 @@ async def test_every_endpoint_answers_lines(tmp_path: Path, endpoint: str, body:
         live = (await client.post(endpoint, json=body)).json()
         assert output["a"]["response"]["body"]["object"] == live["object"]
         assert output["a"]["response"]["body"]["usage"] == live["usage"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("http://localhost", "one"),
+        ("http://localhost/two", "two"),
+        ("http://localhost:4003", "three"),
+        ("http://localhost:4003/two", "three"),  # a listener's endpoint goes before a mount's
+    ],
+)
+async def test_lines_without_a_model_go_to_the_endpoint_of_their_mount_or_listener(
+    tmp_path: Path, url: str, endpoint: str
+) -> None:
+    server = ServerSection(
+        default="one",
+        mounts=(Mount(prefix="/two", endpoint="two"),),
+        listeners=(Listener(port=4003, endpoint="three"),),
+    )
+    body = {"model": "tgi", "messages": [{"role": "user", "content": "x"}]}
+    async with batching(tmp_path, "one", "two", "three", server=server, url=url) as client:
+        live = await client.post(CHAT, json=body)
+        assert live.json()["model"] == endpoint
+        batch = await batch_of(client, [line("a", body)])
+        output = await read(client, batch["output_file_id"])
+        assert output["a"]["response"]["body"]["model"] == endpoint
 
 
 @pytest.mark.slow

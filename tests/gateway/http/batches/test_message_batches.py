@@ -10,6 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from adapters.batches import Line, NewBatch
+from gateway.batches.database import Database
+from gateway.batches.store import BatchStore
 from tests.gateway.http.batches.serving import batching
 
 BATCHES = "/v1/messages/batches"
@@ -70,6 +73,17 @@ async def test_cancelled_requests_are_named(tmp_path: Path) -> None:
         assert batch["request_counts"]["canceled"] == 1
         answer = await client.get(batch["results_url"])
         assert json.loads(answer.text) == {"custom_id": "a", "result": {"type": "canceled"}}
+
+
+@pytest.mark.slow
+async def test_a_batch_of_a_mount_that_has_gone_is_answered(tmp_path: Path) -> None:
+    database = Database(tmp_path / "batches.sqlite3")
+    asked = NewBatch(endpoint="/v1/messages", lines=(Line("a", json.dumps(request("a")["params"]).encode()),))
+    await BatchStore(database, 1, 60).create("", "anthropic", "msgbatch_1", asked, prefix="/gone", port=1)
+    database.close()
+    async with batching(tmp_path) as client:
+        batch = await ended(client, "msgbatch_1")
+        assert batch["request_counts"]["succeeded"] == 1
 
 
 async def test_wrong_requests_are_refused(tmp_path: Path) -> None:
