@@ -164,6 +164,22 @@ async def test_a_deleted_response_stays_deleted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_unfinished_response_is_no_previous_one(tmp_path: Path, stream: bool) -> None:
+    async with workers(tmp_path, "hang-after-2", "echo") as (one, other):
+        asked = ASK | {"model": "hang-after-2", "stream": stream}
+        asking = asyncio.create_task(one.post("/v1/responses", json=asked))
+        id = await begun(one, "in_progress")
+        more = ASK | {"background": False, "previous_response_id": id}
+        refused = await other.post("/v1/responses", json=more)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
+        assert "until it has ended" in refused.json()["error"]["message"]
+        await other.post(f"/v1/responses/{id}/cancel")
+        assert (await other.post("/v1/responses", json=more)).status_code == 200
+        await asking
+
+
+@pytest.mark.slow
 async def test_a_conversation_gets_what_was_made_in_the_background(tmp_path: Path) -> None:
     async with workers(tmp_path) as (one, other):
         talk = (await one.post("/v1/conversations", json={})).json()["id"]

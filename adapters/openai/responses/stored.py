@@ -39,6 +39,8 @@ _PLACE = "item/"
 """Stands before an item's id in the name of the record of where it is."""
 _RESPONSE = "resp_"
 """Stands before a request's id in the id of its response."""
+_UNFINISHED = ("queued", "in_progress")
+"""The states of a response in the background that has not ended."""
 _MAX_LIMIT, _DEFAULT_LIMIT = 100, 20
 
 
@@ -51,6 +53,10 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 class _Output(msgspec.Struct, frozen=True):
     output: Items | None = None
+
+
+class _Status(msgspec.Struct, frozen=True):
+    status: str | None = None
 
 
 def entries_of(items: Iterable[dict[str, Any]]) -> tuple[Entry, ...]:
@@ -67,7 +73,7 @@ def conversation_items(call: Call, previous: str | None) -> Items:
     """The items of a conversation up to and including the response `previous`; none where it is None.
 
     Raises:
-        schemas.errors.InvalidRequest: `previous` is not stored (any more).
+        schemas.errors.InvalidRequest: `previous` is not stored (any more), or is still being made.
     """
     if previous is None:
         return []
@@ -77,6 +83,13 @@ def conversation_items(call: Call, previous: str | None) -> Items:
             f"Previous response with id '{previous}' not found.",
             param="previous_response_id",
             code="previous_response_not_found",
+        )
+    status = msgspec.json.decode(stored.response, type=_Status).status
+    if status in _UNFINISHED:
+        # Its output is not there yet: the conversation would lack the assistant's turn.
+        raise refused(
+            "previous_response_id",
+            f"Previous response with id '{previous}' is still '{status}'. Retrieve it until it has ended.",
         )
     return _all_items(stored)
 
