@@ -56,6 +56,8 @@ class Upload:
         kind, options = parse_options_header(headers.get("content-type", ""))
         if kind != "multipart/form-data" or not options.get("boundary"):
             raise UnsupportedMediaType("A file is sent as a multipart form.")
+        if (coding := headers.get("content-encoding", "identity").lower()) != "identity":
+            raise UnsupportedMediaType(f"An upload of a file may not be compressed: its coding is '{coding[:32]}'.")
         length = headers.get("content-length", "")
         if length.isdigit() and int(length) > self._most + _MOST_PARTS * 2 * _LONGEST_FIELD:
             raise self._too_large()

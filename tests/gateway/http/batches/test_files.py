@@ -31,6 +31,18 @@ async def test_a_file_comes_back_as_it_was_sent(tmp_path: Path) -> None:
     assert list((tmp_path / "files").iterdir()) == []
 
 
+@pytest.mark.parametrize("coding", ["gzip", "Deflate", "br"])
+async def test_a_compressed_upload_is_refused_by_its_coding(tmp_path: Path, coding: str) -> None:
+    async with batching(tmp_path) as client:
+        form, content = {"purpose": "batch"}, {"file": ("a", b"x")}
+        plain = await client.post("/v1/files", data=form, files=content, headers={"content-encoding": "identity"})
+        assert plain.status_code == 200
+        refused = await client.post("/v1/files", data=form, files=content, headers={"content-encoding": coding})
+        assert refused.status_code == 415
+        assert f"'{coding.lower()}'" in refused.json()["error"]["message"]
+        assert len(list((tmp_path / "files").iterdir())) == 1
+
+
 @pytest.mark.slow
 async def test_wrong_uploads_leave_nothing(tmp_path: Path) -> None:
     async with batching(tmp_path, max_file_bytes=1000, max_bytes=6000) as client:
