@@ -78,7 +78,7 @@ def list_keys(file: Path) -> None:
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
     for key in found:
-        expires = f"  until {key.expires:%Y-%m-%d %H:%M} UTC" if key.expires is not None else ""
+        expires = f"  until {_shown_time(key.expires)}" if key.expires is not None else ""
         limits = "".join(f"  {_shown(limit)}" for limit in key.limits)
         state = "  EXPIRED" if key.expired else ""
         click.echo(
@@ -116,6 +116,14 @@ def _shown(limit: Limit) -> str:
     numbers = (("requests", limit.requests), ("tokens", limit.tokens), ("cost", limit.cost))
     parts = [f"{kind}={most:g}/{limit.window}" for kind, most in numbers if most is not None]
     return " ".join([*parts, *([f"concurrent={limit.concurrent}"] if limit.concurrent is not None else [])])
+
+
+def _shown_time(time: datetime) -> str:
+    """A time to the minute, in UTC."""
+    try:
+        return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except OverflowError:  # `datetime` ends with the year 9999, which stands for "never" in some files
+        return f"{time:%Y-%m-%d %H:%M %Z}"
 
 
 def _time(text: str) -> datetime:

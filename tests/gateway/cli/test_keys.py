@@ -35,6 +35,20 @@ def test_a_key_is_made_listed_and_revoked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("expires", "listed"),
+    [
+        ("2030-01-31T00:00:00Z", "2030-01-31 00:00 UTC"),
+        ("2030-01-31T00:00:00+02:00", "2030-01-30 22:00 UTC"),
+        ("9999-12-31T23:59:00-02:00", "9999-12-31 23:59 UTC-02:00"),  # which UTC has no year for
+    ],
+)
+def test_an_expiry_is_listed_in_utc(tmp_path: Path, expires: str, listed: str) -> None:
+    file = str(tmp_path / "keys.json")
+    assert run("new", "team", "--file", file, "--expires", expires)[0] == 0
+    assert f"  until {listed}\n" in run("list", "--file", file)[1]
+
+
+@pytest.mark.parametrize(
     ("words", "why"),
     [
         (("--limit", "requests=60"), "is no limit"),
