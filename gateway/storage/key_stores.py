@@ -152,17 +152,22 @@ class KeyStores:
                 return tuple(found)
             span = Span(_ENTRIES_AT_ONCE, page.entries[-1].id)
 
-    async def keep(self, record: Record) -> None:
-        """Store what an answer leaves. What cannot be stored is logged: the answer itself is still sent."""
+    async def keep(self, record: Record) -> bool:
+        """Store what an answer leaves; returns whether the record itself was stored, if it has data.
+
+        What cannot be stored is logged: the answer itself is still sent.
+        """
+        kept = True
         if record.kind == RESPONSE:
-            if self.responses is not None and record.data is not None:
-                await self.responses.keep(record)
+            if record.data is not None:
+                kept = self.responses is not None and await self.responses.keep(record)
         elif record.data is not None:
-            await self._keep(Put(record.kind, record.id, record.data, record.entries))
+            kept = await self._keep(Put(record.kind, record.id, record.data, record.entries))
         if record.append is not None:
             await self._keep(record.append)
         for each in record.also:
             await self.keep(each)
+        return kept
 
     @property
     def objects(self) -> KeyObjects:
@@ -187,17 +192,21 @@ class KeyStores:
         assert self._leases is not None
         return KeyRuns(objects, self._leases)
 
-    async def _keep(self, step: Put | Append) -> None:
+    async def _keep(self, step: Put | Append) -> bool:
         try:
-            if not await self._do(step):
-                log.warning("object.not_kept", kind=step.kind, id=step.id)
+            if await self._do(step):
+                return True
+            log.warning("object.not_kept", kind=step.kind, id=step.id)
         except (OSError, sqlite3.Error, TooLarge, UnsupportedFeature) as error:
             log.error("object.not_stored", kind=step.kind, id=step.id, error=str(error) or type(error).__name__)
+        return False
 
     async def _do(self, step: Step) -> object:
         match step:
             case Get("response", id):
                 return await self.responses.load(id) if self.responses is not None else None
+            case Put("response", id, data):
+                return await self.keep(Record(id, data))
             case Delete("response", id):
                 return await self.responses.drop(id) if self.responses is not None else False
             case FindRun(id):

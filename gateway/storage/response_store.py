@@ -171,14 +171,19 @@ class KeyResponses:
         """`delete`, likewise."""
         return self.delete(id)
 
-    async def keep(self, record: Record) -> None:
-        """Store a response. One that is too large or cannot be written is logged: the answer itself is still sent."""
+    async def keep(self, record: Record) -> bool:
+        """Store a response; returns whether it was stored.
+
+        A response that is too large or cannot be written is logged: the answer itself is still sent.
+        """
         assert record.data is not None
         try:
-            if not await self._store.put(name_of(self._key, record.id), record.data):
-                log.warning("response.too_large", id=record.id, bytes=len(record.data))
+            if await self._store.put(name_of(self._key, record.id), record.data):
+                return True
+            log.warning("response.too_large", id=record.id, bytes=len(record.data))
         except (OSError, sqlite3.Error) as error:
             log.error("response.not_stored", id=record.id, error=str(error))
+        return False
 
 
 def name_of(key: str, id: str) -> bytes:

@@ -15,7 +15,7 @@ from gateway.app import create_app
 from gateway.config import Limits, ServerSection
 from gateway.storage.objects import runs
 from tests.application.test_responses import keys, workers  # noqa: F401 - a fixture
-from tests.gateway.serving import config, listening
+from tests.gateway.serving import config, listening, running
 
 ASK = {"model": "echo", "input": "one two three four five six", "background": True}
 STRANGER = {"authorization": "Bearer b"}
@@ -206,6 +206,24 @@ async def test_a_stream_with_more_events_than_are_kept_is_cut_off(tmp_path: Path
         assert whole["usage"]["output_tokens"] > len(cut)
         large = await client.post("/v1/responses", json=ask | {"instructions": "x" * 20_000})
         assert large.status_code == 413
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_whose_end_cannot_be_stored_fails(tmp_path: Path, stream: bool) -> None:
+    small = config("many", server=ServerSection(limits=Limits(stored_responses=16 * 4096)))
+    one, other = (create_app(small, {"s": ScriptedBackend("s")}, folder=tmp_path) for _ in range(2))
+    async with running(one) as client, running(other) as reader:
+        asked = await client.post("/v1/responses", json=ASK | {"model": "many", "stream": stream})
+        id = events_in(asked.text)[0]["response"]["id"] if stream else asked.json()["id"]
+        await idle(client)
+        cancelled = (await reader.post(f"/v1/responses/{id}/cancel")).json()
+        failed = (await client.get(f"/v1/responses/{id}")).json()
+        assert cancelled == failed
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        assert "did not store" in failed["error"]["message"]
+        stored = service_of(client).stores.of("").responses.get(id)
+        assert msgspec.json.decode(stored)["response"] == failed
 
 
 @pytest.mark.slow

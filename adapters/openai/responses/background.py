@@ -1,6 +1,7 @@
 """Stored responses as they are retrieved, cancelled and deleted while they may still be made in the background.
 
-A response whose worker has ended without it is found by whoever asks for it next, and fails then.
+A response whose worker has ended without it is found by whoever asks for it next, and fails then. So does a response
+whose end could not be stored.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 from adapters.base import Call, Reply
 from adapters.formats.sse import guard
-from adapters.objects import RESPONSE, RUN, CloseRun, Delete, EndRun, FindRun, Follow, Get, RunState, Steps
+from adapters.objects import RESPONSE, RUN, CloseRun, Delete, EndRun, FindRun, Follow, Get, Put, RunState, Steps
 from adapters.openai.inbound.checks import refused
 from adapters.openai.inbound.stream import STREAM_HEADERS, STREAM_TYPE
 from adapters.openai.responses.stored import StoredResponse, names_response, not_found
@@ -21,6 +22,7 @@ from schemas.openai import responses as wire
 
 _UNFINISHED = ("queued", "in_progress")
 _LOST = wire.Failure("server_error", "The server stopped while it generated this response. Ask again.")
+_NOT_STORED = wire.Failure("server_error", "The server did not store the end of this response. Ask again.")
 
 
 class _Fields(msgspec.Struct, frozen=True):
@@ -39,7 +41,9 @@ def retrieve(call: Call) -> Steps[Reply | Follow]:
         state = yield FindRun(id)
         if isinstance(state, RunState) and state.state == "lost":
             yield from end_lost(id)
-            stored = yield from _load(id)
+            state = yield FindRun(id)
+        if _fields(stored).status in _UNFINISHED:
+            stored = yield from _settled(id, state)
     if call.query.get("stream", "false") == "false":
         is_running = isinstance(state, RunState) and state.state == "running"
         return Reply(_in_progress(stored) if is_running else bytes(stored.response))
@@ -60,7 +64,7 @@ def cancel(call: Call) -> Steps[Reply]:
         raise InvalidRequest("Cannot cancel a synchronous response.")
     if _fields(stored).status in _UNFINISHED:
         yield from _end(id, "cancelled", None)
-        stored = yield from _load(id)
+        stored = yield from _settled(id, (yield FindRun(id)))
     return Reply(bytes(stored.response))
 
 
@@ -98,6 +102,18 @@ def _end(id: str, status: str, failure: wire.Failure | None) -> Steps[None]:
     data = b"event: response.%b\ndata: %b\n\n" % (ended.encode(), guard(msgspec.json.encode(event)))
     body = msgspec.Raw(msgspec.json.encode(response))
     yield CloseRun(id, msgspec.json.encode(msgspec.structs.replace(stored, response=body)), number, data)
+
+
+def _settled(id: str, state: object) -> Steps[StoredResponse]:
+    """The response of a run that was found in a state; a response that its run has not ended fails now."""
+    # Read after the run was found: a response is stored before its run ends.
+    stored = yield from _load(id)
+    if isinstance(state, RunState) and state.state in ("ended", "cut") and _fields(stored).status in _UNFINISHED:
+        response: dict[str, Any] = msgspec.json.decode(stored.response)
+        response |= {"status": "failed", "error": msgspec.to_builtins(_NOT_STORED)}
+        stored = msgspec.structs.replace(stored, response=msgspec.Raw(msgspec.json.encode(response)))
+        yield Put(RESPONSE, id, msgspec.json.encode(stored))
+    return stored
 
 
 def _in_progress(stored: StoredResponse) -> bytes:

@@ -129,14 +129,19 @@ class SharedKeyResponses:
             raise Pending(partial(self._drop, id))
         return self._deleted[id]
 
-    async def keep(self, record: Record) -> None:
-        """Store a response. One that is too large or cannot be written is logged: the answer itself is still sent."""
+    async def keep(self, record: Record) -> bool:
+        """Store a response; returns whether it was stored.
+
+        A response that is too large or cannot be written is logged: the answer itself is still sent.
+        """
         assert record.data is not None
         try:
-            if not await self._store.put(name_of(self._key, record.id), record.data):
-                log.warning("response.too_large", id=record.id, bytes=len(record.data))
+            if await self._store.put(name_of(self._key, record.id), record.data):
+                return True
+            log.warning("response.too_large", id=record.id, bytes=len(record.data))
         except ServerAway as error:
             log.error("response.not_stored", id=record.id, error=str(error))
+        return False
 
     async def load(self, id: str) -> bytes | None:
         """The response with this id as it is stored now; None if there is none any more.
