@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from litestar.types import HTTPReceiveMessage, Message
 
 from adapters.base import Record, ServerCodec, StreamEncoder
-from adapters.objects import Follow
+from adapters.objects import RUN, Follow
 from adapters.optional import DetachableEncoder, ObjectCodec, Opening
 from gateway.errors import to_client_error
 from gateway.http.accounting import RequestAccount
@@ -23,10 +23,11 @@ from gateway.storage.key_stores import KeyStores
 from gateway.storage.objects.run_tasks import Run, RunTasks
 from gateway.storage.objects.runs import EVENT_END
 from gateway.storage.objects.store import TooLarge
-from schemas.errors import BodyTooLarge, GatewayError, Incomplete
+from schemas.errors import BackendUnavailable, BodyTooLarge, GatewayError, Incomplete
 
 _BETWEEN_READS = 0.1
 """Seconds between two looks for events that another worker writes."""
+_TOO_LARGE = "This request is larger than what the server stores of one."
 
 
 class DetachedResponder(Responder):
@@ -103,13 +104,18 @@ async def begin_run(opening: Opening, stores: KeyStores, *, streams: bool) -> Ru
 
     Raises:
         schemas.errors.RequestError: it is too large to be stored, or nothing is.
+        schemas.errors.BackendUnavailable: it cannot be stored now.
     """
-    id = opening.record.id
+    id, data = opening.record.id, opening.record.data
+    if data is not None and stores.responses is not None and not stores.responses.fits(data):
+        raise BodyTooLarge(_TOO_LARGE)
     try:
         await stores.runs.begin(id, opening.events if streams else None)
     except TooLarge:
-        raise BodyTooLarge("This request is larger than what the server stores of one.") from None
-    await stores.keep(opening.record)
+        raise BodyTooLarge(_TOO_LARGE) from None
+    if not await stores.keep(opening.record):
+        await stores.objects.delete(RUN, id)
+        raise BackendUnavailable("The response cannot be stored now.", retry_after=1.0)
     return Run(id, stores.runs, opening.number if streams else None)
 
 

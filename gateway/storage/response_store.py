@@ -75,13 +75,17 @@ class ResponseStore:
                 self._unwritten_uses.add(name)  # the next write of this worker catches up
         return bytes(rows[0][0])
 
+    def fits(self, data: bytes) -> bool:
+        """Whether a response is small enough to be stored."""
+        return len(data) + _ROW_OVERHEAD <= self._limit // LARGEST_SHARE
+
     async def put(self, name: bytes, data: bytes) -> bool:
         """Store a response and return True; return False if it is too large.
 
         Raises:
             OSError, sqlite3.Error: it cannot be written.
         """
-        if len(data) + _ROW_OVERHEAD > self._limit // LARGEST_SHARE:
+        if not self.fits(data):
             return False
         try:
             # The usual case stays on the event loop: a write takes less time than handing it to a thread.
@@ -170,6 +174,10 @@ class KeyResponses:
     async def drop(self, id: str) -> bool:
         """`delete`, likewise."""
         return self.delete(id)
+
+    def fits(self, data: bytes) -> bool:
+        """Whether a response is small enough to be stored."""
+        return self._store.fits(data)
 
     async def keep(self, record: Record) -> bool:
         """Store a response; returns whether it was stored.

@@ -10,6 +10,7 @@ import httpx
 import msgspec
 import pytest
 
+from adapters.objects import Span
 from backends.scripted import ScriptedBackend
 from gateway.app import create_app
 from gateway.config import Limits, ServerSection
@@ -227,6 +228,28 @@ async def test_a_response_whose_end_cannot_be_stored_fails(tmp_path: Path, strea
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_too_large_to_be_stored_is_refused(tmp_path: Path, stream: bool) -> None:
+    small = config("echo", server=ServerSection(limits=Limits(stored_responses=16 * 4096)))
+    app = create_app(small, {"s": ScriptedBackend("s")}, folder=tmp_path)
+    async with running(app) as client:
+        large = await client.post("/v1/responses", json=ASK | {"input": "x" * 4096, "stream": stream})
+        assert (large.status_code, large.json()["error"]["type"]) == (413, "invalid_request_error")
+        await nothing_is_left(client)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_cannot_be_stored_now_is_refused(tmp_path: Path, stream: bool) -> None:
+    app = create_app(config("echo"), {"s": ScriptedBackend("s")}, folder=tmp_path)
+    (tmp_path / "responses" / "responses.sqlite3").mkdir(parents=True)  # no file can be made in its place
+    async with running(app) as client:
+        away = await client.post("/v1/responses", json=ASK | {"stream": stream})
+        assert (away.status_code, "cannot be stored now" in away.json()["error"]["message"]) == (503, True)
+        await nothing_is_left(client)
+
+
+@pytest.mark.slow
 async def test_only_what_is_stored_can_be_made_in_the_background(tmp_path: Path) -> None:
     async with workers(tmp_path) as (one, _):
         refused = await one.post("/v1/responses", json=ASK | {"store": False})
@@ -253,6 +276,12 @@ async def idle(client: httpx.AsyncClient) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError(service.runs._runs)
+
+
+async def nothing_is_left(client: httpx.AsyncClient) -> None:
+    """Neither a task nor a run is there of a response that was refused."""
+    assert not service_of(client).runs._runs
+    assert not (await service_of(client).stores.of("").objects.page("run", Span(9))).entries
 
 
 async def never(_: object) -> None:

@@ -207,6 +207,8 @@ async def test_no_request_fails_while_the_state_server_says_nothing_or_is_gone(
         stored = await second.post("/v1/responses", json={"model": "chat", "input": "Hi"})
         assert stored.status_code == 200
         assert (await first.get(f"/v1/responses/{stored.json()['id']}")).status_code == 503
+        in_background = {"model": "chat", "input": "Hi", "background": True}
+        assert (await second.post("/v1/responses", json=in_background)).status_code == 503
         answered = (await chat(first)).headers["x-request-id"]
         assert (await _liked(first, answered)).status_code == 204
         assert (await _liked(second, answered)).status_code == 503
@@ -214,7 +216,7 @@ async def test_no_request_fails_while_the_state_server_says_nothing_or_is_gone(
         while any(server.is_away for server in servers):  # noqa: ASYNC110 - the probes'
             await asyncio.sleep(0.05)
         # What was counted meanwhile is counted once, at both.
-        expected = 1 + 3 * MANY + 1 + 1
+        expected = 1 + 3 * MANY + 1 + 1 + 1
         for client in (first, second):
             await _until(client, lambda report: _exposures(report) == expected)
         assert await create(second, "more") == 200

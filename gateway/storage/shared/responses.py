@@ -76,13 +76,17 @@ class SharedResponses:
         """
         return bool(await self._asked(lambda redis: redis.delete(self._key(name))))
 
+    def fits(self, data: bytes) -> bool:
+        """Whether a response is small enough to be stored."""
+        return len(data) <= self._largest
+
     async def put(self, name: bytes, data: bytes) -> bool:
         """Store a response and return True; return False if it is too large.
 
         Raises:
             ServerAway: the state server does not answer.
         """
-        if len(data) > self._largest:
+        if not self.fits(data):
             return False
         await self._server.run(lambda redis: redis.set(self._key(name), data, ex=self._age))
         return True
@@ -128,6 +132,10 @@ class SharedKeyResponses:
         if id not in self._deleted:
             raise Pending(partial(self._drop, id))
         return self._deleted[id]
+
+    def fits(self, data: bytes) -> bool:
+        """Whether a response is small enough to be stored."""
+        return self._store.fits(data)
 
     async def keep(self, record: Record) -> bool:
         """Store a response; returns whether it was stored.
