@@ -111,7 +111,7 @@ class DeleteEntry(msgspec.Struct, frozen=True):
 
 
 class FindRun(msgspec.Struct, frozen=True):
-    """What became of an answer in the background, as a `RunState`; None: nothing is known of it."""
+    """What became of an answer in the background, as a `RunState`; None: another gateway may be making it."""
 
     id: str
 

@@ -22,13 +22,14 @@ from adapters.objects import (
     ListEntries,
     ListObjects,
     Put,
+    RunState,
     Span,
     Step,
     Steps,
 )
 from gateway.config import ServerSection
 from gateway.storage.objects.runs import KeyRuns, Leases
-from gateway.storage.objects.store import KeyObjects, ObjectStore, TooLarge
+from gateway.storage.objects.store import OF_NO_CLIENT, KeyObjects, ObjectStore, TooLarge
 from gateway.storage.response_store import KeyResponses, ResponseStore
 from gateway.storage.shared.responses import SharedKeyResponses, SharedResponses
 from gateway.storage.shared.state_server import StateServer
@@ -65,8 +66,7 @@ class Stores:
             self._responses = ResponseStore(limits.stored_responses, folder)
         self._objects = ObjectStore(limits.stored_objects, limits.object_age, file) if limits.stored_objects else None
         self._known: dict[str, KeyStores] = {}
-        # No header can hold NUL, so no client has this key.
-        self._leases = Leases(self._objects.of("\0")) if self._objects is not None else None
+        self._leases = Leases(self._objects.of(OF_NO_CLIENT)) if self._objects is not None else None
 
     async def renew(self) -> None:
         """Renew this worker's lease on the answers that it makes in the background."""
@@ -210,7 +210,10 @@ class KeyStores:
             case Delete("response", id):
                 return await self.responses.drop(id) if self.responses is not None else False
             case FindRun(id):
-                return await self.runs.find(id)
+                found = await self.runs.find(id)
+                # A run is there before its response, and only another gateway's run is in another store.
+                is_gone = found is None and not isinstance(self.responses, SharedKeyResponses)
+                return RunState("ended") if is_gone else found
             case EndRun(id):
                 return await self.runs.take(id)
             case CloseRun(id, data, number, event):

@@ -145,6 +145,20 @@ async def test_a_response_fails_whose_worker_is_gone(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_response_fails_whose_run_is_gone(tmp_path: Path, method: str) -> None:
+    async with workers(tmp_path, "hang") as (one, other):
+        id = (await one.post("/v1/responses", json=ASK | {"model": "hang"})).json()["id"]
+        assert await service_of(one).stores.of("a").objects.delete("run", id)
+        path = f"/v1/responses/{id}"
+        failed = (await other.request(method, path + ("/cancel" if method == "POST" else ""))).json()
+        assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+        await idle(one)
+        assert (await one.get(path)).json() == failed
+        assert (await one.delete(path)).json()["deleted"]
+
+
+@pytest.mark.slow
 async def test_a_server_that_ends_fails_what_it_makes(tmp_path: Path) -> None:
     async with workers(tmp_path, "hang") as (one, other):
         id = (await one.post("/v1/responses", json=ASK | {"model": "hang"})).json()["id"]

@@ -1,7 +1,7 @@
 """Stored responses as they are retrieved, cancelled and deleted while they may still be made in the background.
 
 A response whose worker has ended without it is found by whoever asks for it next, and fails then. So does a response
-whose end could not be stored.
+whose end could not be stored, or whose run is gone.
 """
 
 from __future__ import annotations
@@ -75,8 +75,11 @@ def delete(call: Call) -> Steps[Reply]:
     if _fields(stored).background:
         # Before the response: a worker stores nothing of an answer that is not its own any more.
         yield EndRun(id)
+    was_there = yield Delete(RESPONSE, id)
+    if _fields(stored).background:
+        # After the response: a response without a run would fail, and be stored again.
         yield Delete(RUN, id)
-    if not (yield Delete(RESPONSE, id)):
+    if not was_there:
         raise not_found(id)
     return Reply(msgspec.json.encode(wire.Deleted(id)))
 

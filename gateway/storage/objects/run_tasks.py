@@ -70,6 +70,10 @@ class Run:
         self.claimed = self.claimed or (await self.start() and await self._runs.claim(self.id))
         return self.claimed
 
+    async def renew(self) -> None:
+        """Have the answer expire later, as long as it is made."""
+        await self._runs.renew(self.id)
+
     async def is_taken(self) -> bool:
         """Whether the answer is not this worker's any more."""
         return not self.claimed and not await self._runs.is_running(self.id)
@@ -126,12 +130,14 @@ class RunTasks:
             log.error("run.broke", id=id, error=type(error).__name__)
 
     async def _look(self) -> None:
-        """Renew the lease, and cancel the tasks whose answers were taken, as long as there are tasks."""
+        """Renew the lease and the answers, and cancel tasks whose answers were taken, as long as there are tasks."""
         looks = 0
         while self._runs:
             try:
                 if looks % int(LEASE / 4 / _BETWEEN_LOOKS) == 0:
                     await self._stores.renew()
+                    for run, _ in [*self._runs.values()]:
+                        await run.renew()
                 for run, task in [*self._runs.values()]:
                     if await run.is_taken():
                         task.cancel()

@@ -11,12 +11,11 @@ from __future__ import annotations
 import secrets
 
 from adapters.objects import RUN, Entry, Page, RunState, Span
-from gateway.storage.objects.store import KeyObjects, TooLarge
+from gateway.storage.objects.store import WORKER, KeyObjects, TooLarge
 
 LEASE = 10.0
 """Seconds after its last sign until a worker counts as gone."""
 
-_WORKER = "worker"
 _ENDED, _CUT = b"ended", b"cut"
 _AT_ONCE = 1000
 EVENT_END = b"\n\n"
@@ -43,11 +42,11 @@ class Leases:
         Raises:
             OSError, sqlite3.Error: it cannot be written.
         """
-        await self._objects.put(_WORKER, self.worker, b"", seconds=LEASE)
+        await self._objects.put(WORKER, self.worker, b"", seconds=LEASE)
 
     async def is_alive(self, worker: str) -> bool:
         """Whether a worker has a lease."""
-        return await self._objects.get(_WORKER, worker) is not None
+        return await self._objects.get(WORKER, worker) is not None
 
 
 class KeyRuns:
@@ -105,6 +104,10 @@ class KeyRuns:
     async def is_running(self, id: str) -> bool:
         """Whether this worker makes the answer, and nobody has taken it."""
         return await self._objects.get(RUN, id) in (self._queued, self._running)
+
+    async def renew(self, id: str) -> None:
+        """Have an answer that is being made expire later, however long it has no event."""
+        await self._objects.append(RUN, id)
 
     async def find(self, id: str) -> RunState | None:
         """The state of an answer; None if nothing is known of it."""

@@ -3,7 +3,8 @@
 An object has data and a list of entries, and belongs to one API key: its name is a digest of the key, its kind and its
 id, so that another key finds nothing. An object expires some time after its last change. When all of them take more
 than the limit, whole objects are deleted, the least recently changed ones first: a conversation is there with all of
-its items or not at all.
+its items or not at all. Answers that a living worker makes are not deleted for others: a worker's lease is an object,
+too, and the data of an answer ends with the name of its worker.
 
 `KeyObjects` is the interface that another store (of several servers) has to have. Its methods are asynchronous for that
 store's sake: here, a read never waits, and a write waits in a thread if another worker is writing.
@@ -24,6 +25,11 @@ from adapters.objects import Entry, Page, Span
 from gateway.storage.database import connect, is_busy, read, transaction
 
 T = TypeVar("T")
+
+OF_NO_CLIENT = "\0"
+"""A key that no client can have: no header holds NUL."""
+WORKER = "worker"
+"""The kind of the leases of workers, which are objects of that key."""
 
 _LARGEST_SHARE = 16  # one object may take this part of the limit: it would push out those of all other clients
 _ROW_OVERHEAD = 256  # bytes that a row takes beside its data, roughly
@@ -49,6 +55,12 @@ _SCHEMA = (
 )
 _VERSION = 1
 _NEXT_USE = "(SELECT coalesce(max(used), 0) + 1 FROM object)"
+# The oldest object that may be deleted for others: no lease, no answer of a worker with a lease, and not the latest.
+_OLDEST = (
+    "SELECT used FROM object WHERE list != ?1 AND used < (SELECT max(used) FROM object)"
+    " AND NOT EXISTS (SELECT 1 FROM object AS lease WHERE lease.list = ?1"
+    " AND substr(object.data, -length(lease.id)) = CAST(lease.id AS BLOB)) ORDER BY used LIMIT 1"
+)
 
 
 class TooLarge(ValueError):
@@ -126,9 +138,11 @@ class ObjectStore:
         with transaction(connection):
             connection.execute("DELETE FROM object WHERE expires <= ?", (self.now(),))
             done = change(connection)
-            # Ends: the object just written is at most a sixteenth of the limit, and it is the last to be the oldest.
             while connection.execute("SELECT bytes FROM total").fetchone()[0] > self._limit:
-                connection.execute("DELETE FROM object WHERE used = (SELECT min(used) FROM object)")
+                oldest = connection.execute(_OLDEST, (_digest(OF_NO_CLIENT, WORKER),)).fetchone()
+                if oldest is None:
+                    break  # the answers that are being made exceed the limit until they end
+                connection.execute("DELETE FROM object WHERE used = ?", oldest)
             return done
 
 
