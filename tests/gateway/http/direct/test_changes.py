@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from backends.transport import pool
 from backends.transport.connection import Connection
+from gateway import app as app_module
 from gateway.access import keys as keys_module
 from gateway.config import EndpointLimit
 from gateway.http.direct import lane
@@ -38,7 +40,7 @@ async def test_a_request_that_goes_on_in_a_task_keeps_its_key_and_plan(
         def check(*_: Any) -> None:
             raise Unauthorized("It is revoked.")
 
-        monkeypatch.setattr(service.keys, "check", check)
+        monkeypatch.setattr(service, "keys", SimpleNamespace(required=True, check=check))
         answered.set()
         assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
         writer.close()
@@ -50,17 +52,22 @@ async def test_a_request_that_goes_on_in_a_task_keeps_its_key_and_plan(
 async def test_a_failure_before_a_request_is_sent_is_an_error_and_harms_no_other(
     monkeypatch: pytest.MonkeyPatch, tasks: list[str]
 ) -> None:
-    def fail() -> None:
-        raise InternalError
+    failing: list[bool] = []
 
+    def refresh(own: Any, worker: Any) -> None:
+        if failing:
+            raise InternalError
+        own(worker)
+
+    override(monkeypatch, app_module, "Service", refresh=refresh)
     async with gateway() as there:
         service = there.app.state.service
         await warm(there)
-        with monkeypatch.context() as patch:
-            patch.setattr(service, "is_changeable", True)
-            patch.setattr(service, "refresh", fail)
-            answers = await asyncio.gather(*(there.client.post("/v1/chat/completions", json=CHAT) for _ in range(6)))
-            assert [each.status_code for each in answers] == [500] * 6
+        monkeypatch.setattr(service, "is_changeable", True)
+        failing.append(True)
+        answers = await asyncio.gather(*(there.client.post("/v1/chat/completions", json=CHAT) for _ in range(6)))
+        assert [each.status_code for each in answers] == [500] * 6
+        failing.clear()
         await warm(there)
         await there.settled()
         assert service.running == 0
