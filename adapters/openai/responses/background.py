@@ -16,11 +16,10 @@ from adapters.formats.sse import guard
 from adapters.objects import RESPONSE, RUN, CloseRun, Delete, EndRun, FindRun, Follow, Get, Put, RunState, Steps
 from adapters.openai.inbound.checks import refused
 from adapters.openai.inbound.stream import STREAM_HEADERS, STREAM_TYPE
-from adapters.openai.responses.stored import StoredResponse, names_response, not_found
+from adapters.openai.responses.stored import UNFINISHED, StoredResponse, names_response, not_found
 from schemas.errors import InvalidRequest
 from schemas.openai import responses as wire
 
-_UNFINISHED = ("queued", "in_progress")
 _LOST = wire.Failure("server_error", "The server stopped while it generated this response. Ask again.")
 _NOT_STORED = wire.Failure("server_error", "The server did not store the end of this response. Ask again.")
 
@@ -42,7 +41,7 @@ def retrieve(call: Call) -> Steps[Reply | Follow]:
         if isinstance(state, RunState) and state.state == "lost":
             yield from end_lost(id)
             state = yield FindRun(id)
-        if _fields(stored).status in _UNFINISHED:
+        if _fields(stored).status in UNFINISHED:
             stored = yield from _settled(id, state)
     if call.query.get("stream", "false") == "false":
         is_running = isinstance(state, RunState) and state.state == "running"
@@ -62,7 +61,7 @@ def cancel(call: Call) -> Steps[Reply]:
     stored = yield from _load(id)
     if not _fields(stored).background:
         raise InvalidRequest("Cannot cancel a synchronous response.")
-    if _fields(stored).status in _UNFINISHED:
+    if _fields(stored).status in UNFINISHED:
         yield from _end(id, "cancelled", None)
         stored = yield from _settled(id, (yield FindRun(id)))
     return Reply(bytes(stored.response))
@@ -97,7 +96,7 @@ def _end(id: str, status: str, failure: wire.Failure | None) -> Steps[None]:
     # Read after it was taken: nobody else writes it from here on.
     stored = yield from _load(id)
     response: dict[str, Any] = msgspec.json.decode(stored.response)
-    if response["status"] in _UNFINISHED:
+    if response["status"] in UNFINISHED:
         response |= {"status": status, "error": msgspec.to_builtins(failure)}
     # The API has no event for a response that was cancelled.
     ended = response["status"] if response["status"] in ("completed", "incomplete") else "failed"
@@ -111,7 +110,7 @@ def _settled(id: str, state: object) -> Steps[StoredResponse]:
     """The response of a run that was found in a state; a response that its run has not ended fails now."""
     # Read after the run was found: a response is stored before its run ends.
     stored = yield from _load(id)
-    if isinstance(state, RunState) and state.state in ("ended", "cut") and _fields(stored).status in _UNFINISHED:
+    if isinstance(state, RunState) and state.state in ("ended", "cut") and _fields(stored).status in UNFINISHED:
         response: dict[str, Any] = msgspec.json.decode(stored.response)
         response |= {"status": "failed", "error": msgspec.to_builtins(_NOT_STORED)}
         stored = msgspec.structs.replace(stored, response=msgspec.Raw(msgspec.json.encode(response)))

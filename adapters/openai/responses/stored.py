@@ -39,7 +39,7 @@ _PLACE = "item/"
 """Stands before an item's id in the name of the record of where it is."""
 _RESPONSE = "resp_"
 """Stands before a request's id in the id of its response."""
-_UNFINISHED = ("queued", "in_progress")
+UNFINISHED = ("queued", "in_progress")
 """The states of a response in the background that has not ended."""
 _MAX_LIMIT, _DEFAULT_LIMIT = 100, 20
 
@@ -85,7 +85,7 @@ def conversation_items(call: Call, previous: str | None) -> Items:
             code="previous_response_not_found",
         )
     status = msgspec.json.decode(stored.response, type=_Status).status
-    if status in _UNFINISHED:
+    if status in UNFINISHED:
         # Its output is not there yet: the conversation would lack the assistant's turn.
         raise refused(
             "previous_response_id",
